@@ -90,8 +90,17 @@ lock: environment  ## resolve constraints.txt anew, for all platforms
 clean:  ## forget what was run; keeps the environment
 	rm -rf build .snakemake
 
-environment:
-	@$(PYTHON) .ci/install.py
+environment: .venv/ready
+
+# `ready` is made last, so what was interrupted begins anew; other requirements are installed over what is there.
+.venv/ready: requirements.txt constraints.txt pyproject.toml audit/pyproject.toml
+	@test -e $@ || rm -rf .venv
+	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit(f"Python {sys.version.split()[0]} is too old: make PYTHON=python3.11, or later")'
+	@echo "installing packages into .venv"
+	@$(PYTHON) -m venv .venv
+	@.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements.txt
+	@cp -R .ci/jupyter/. .venv/
+	@touch $@
 
 help:  ## what make can do
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile

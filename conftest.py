@@ -1,4 +1,5 @@
-"""What tests and notebooks share: results go to a folder of their own, and nbval compares what can be compared."""
+"""What tests and notebooks share: results go to a folder of their own, and nbval compares what can
+be compared."""
 
 import os
 import tempfile

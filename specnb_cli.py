@@ -1,7 +1,9 @@
-"""The command `specnb`: `specnb demo`, `specnb predict`, and the commands of specnb-audit where that is installed.
+"""The command `specnb`: `specnb demo`, `specnb predict`, and the commands of specnb-audit where
+that is installed.
 
-It stands beside the package because `import specnb` takes seconds. A command of the audit is handed over before that:
-it says in no time what is wrong with its options, and sets how threads wait, which torch reads when it is imported.
+It stands beside the package because `import specnb` takes seconds. A command of the audit is handed
+over before that: it says in no time what is wrong with its options, and sets how threads wait,
+which torch reads when it is imported.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ EXAMPLE = "example: specnb predict --tokens-per-step 2.3 --gamma 5 --layers 32 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status: 0, 2 for what cannot be, 130 if interrupted, or the audit's.
+    """Runs the command and returns its exit status: 0, 2 for what cannot be, 130 if interrupted, or
+    the audit's.
 
     >>> main(["predict", "--alpha", "0.8", "--gamma", "4", "--cost-ratio", "0.05", "--verify-cost", "1.1"])
     2.40 [1.79, 2.77] times plain decoding, 3.36 [2.77, 3.60] tokens per step, limited by acceptance

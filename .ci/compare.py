@@ -1,12 +1,14 @@
-"""Compares what a run of the pipeline made with what is committed: `python .ci/compare.py [FOLDER]`.
+"""Compares what a run of the pipeline made with what is committed:
+`python .ci/compare.py [FOLDER]`.
 
-Text outputs of notebooks, tables, verdicts, figures and paper must be the same; whatever differs is printed, and the
-exit status is 1. Cells tagged `nbval-ignore-output` may differ, and pictures in notebooks, whose files are compared.
-`_timed` files are not committed. FOLDER is `build` by default; notebooks that are not in it are left out.
+Text outputs of notebooks, tables, verdicts, figures and paper must be the same; whatever differs is
+printed, and the exit status is 1. Cells tagged `nbval-ignore-output` may differ, and pictures in
+notebooks, whose files are compared. `_timed` files are not committed. FOLDER is `build` by default;
+notebooks that are not in it are left out.
 
-`--accept` copies what must be the same and is not over the committed files, and with `--measured` also what may differ.
-Of a notebook it takes the outputs; text and code stay. `--tidy FROM TO` is a step of the pipeline: it writes an
-executed notebook without what only the run was about.
+`--accept` copies what must be the same and is not over the committed files, and with `--measured`
+also what may differ. Of a notebook it takes the outputs; text and code stay. `--tidy FROM TO` is a
+step of the pipeline: it writes an executed notebook without what only the run was about.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parent.parent
 HOMES = ("", "audit/")  # where there are notebooks and what they made
-Maker = tuple[str | None, str | None]  # home and number of a notebook; of what all of them make, None and None
+# Home and number of a notebook; of what all of them make, None and None.
+Maker = tuple[str | None, str | None]
 # The files that the pipeline makes, with their maker; those of one notebook begin with its number.
 MADE = re.compile(
     r"((?:audit/)?)(?:notebooks|data/results|figures)/(\d\d[a-z]?)"
@@ -35,7 +38,8 @@ SHOWN = 12  # lines of each difference
 
 
 def tidy(notebook: NotebookNode) -> NotebookNode:
-    """`notebook`, changed in place, without progress bars, warnings, addresses, times of day and versions."""
+    """`notebook`, changed in place, without progress bars, warnings, addresses, times of day and
+    versions."""
     notebook.metadata = {name: notebook.metadata.get(name, {}) for name in ("kernelspec", "language_info")}
     notebook.metadata["language_info"].pop("version", None)
     for cell in notebook.cells:
@@ -55,7 +59,8 @@ def tidy_outputs(outputs: list[NotebookNode]) -> list[NotebookNode]:
         shown = data.get("text/plain", "")
         if output.get("name") == "stderr" or (WIDGET in data and "%|" in shown):
             continue
-        data.pop(WIDGET, None)  # the model behind it is gone with its kernel; the output has the words beside it
+        # The model behind it is gone with its kernel; the output has the words beside it.
+        data.pop(WIDGET, None)
         if shown:
             data["text/plain"] = re.sub(r" at 0x[0-9a-f]+>", " at 0x0>", shown)
         if output.output_type == "stream" and kept and kept[-1].output_type == "stream":
@@ -84,7 +89,8 @@ def same_code(one: NotebookNode, other: NotebookNode) -> bool:
 
 
 def with_outputs(committed: NotebookNode, made: NotebookNode) -> NotebookNode:
-    """`committed`, changed in place: with the outputs of a run. Raises `SystemExit` for a run of other code."""
+    """`committed`, changed in place: with the outputs of a run. Raises `SystemExit` for a run of
+    other code."""
     if not same_code(committed, made):
         raise SystemExit(f"no outputs are taken over: of a notebook {EDITED}")
     for cell, run in zip(code_cells(committed), code_cells(made), strict=True):
@@ -122,7 +128,8 @@ def notebook_difference(committed: NotebookNode, made: NotebookNode) -> list[str
 
 
 def difference(committed: Path, made: Path) -> list[str] | None:
-    """The lines that differ; none if only what was measured or drawn does, `None` if nothing does."""
+    """The lines that differ; none if only what was measured or drawn does, `None` if nothing
+    does."""
     if not (committed.exists() and made.exists()):
         return ["not committed" if made.exists() else "committed, and not made any more"]
     if made.suffix == ".ipynb":

@@ -1,7 +1,8 @@
-"""Runs snakemake with the arguments given, once at a time in this folder: .venv/bin/python .ci/pipeline.py --cores 2
+"""Runs snakemake with the arguments given, once at a time in this folder: .venv/bin/python
+.ci/pipeline.py --cores 2
 
-Snakemake's own lock stays after `kill -9`, and the next run ends with a LockException. This one is the operating
-system's, which ends with the process that has it.
+Snakemake's own lock stays after `kill -9`, and the next run ends with a LockException. This one is
+the operating system's, which ends with the process that has it.
 """
 
 import fcntl

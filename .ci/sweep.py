@@ -1,9 +1,11 @@
 """A sweep: runs of one notebook over a grid of parameters, gathered in one table. `make sweep`, or
 
     snakemake --cores 2 --keep-going --config sweep=sweep.yml
-    python .ci/sweep.py sweep.yml build/own    # gathers what there is, also while it runs or after an interruption
+    python .ci/sweep.py sweep.yml build/own    # gathers what there is, also while it runs or after
+                                               an interruption
 
-Beside the runs it writes `table.csv`, in which each line is one cell of one table of one run, and `summary.md`.
+Beside the runs it writes `table.csv`, in which each line is one cell of one table of one run, and
+`summary.md`.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from typing import Any, NamedTuple
 import yaml
 
 MOST = 100_000  # runs
-VERDICTS, NUMBERS = ".claims", ".numbers"  # in the column `table`; tables of notebooks have names without a dot
+# In the column `table`; tables of notebooks have names without a dot.
+VERDICTS, NUMBERS = ".claims", ".numbers"
 FORM = "a sweep has `notebook`, `grid` (lists of values by parameter) and, if any is the same in all runs, `parameters`"
 
 
 class Sweep(NamedTuple):
-    """What a file such as sweep.yml asks for: a notebook, and the parameters of each run by the name of its folder."""
+    """What a file such as sweep.yml asks for: a notebook, and the parameters of each run by the
+    name of its folder."""
 
     notebook: str
     varied: tuple[str, ...]
@@ -33,7 +37,11 @@ class Sweep(NamedTuple):
 
 
 def read(file: Path) -> Sweep:
-    """The sweep in `file`; the folder of a run is named after its parameters. Raises `ValueError` for another form."""
+    """The sweep in `file`. Raises `ValueError` for another form.
+
+    The folder of a run is named after a digest of its parameters: a value may be a list, or a
+    model's name with a slash, which paths of Snakemake's `Paramspace` cannot hold.
+    """
     asked = yaml.safe_load(file.read_text(encoding="utf-8"))
     if not isinstance(asked, dict) or not {"notebook", "grid"} <= asked.keys() <= {"notebook", "grid", "parameters"}:
         raise ValueError(f"{file}: {FORM}")
@@ -62,8 +70,8 @@ def folder(file: Path, out: Path) -> Path:
 
 
 def lines_of(made: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Table, row, column and value of everything that a run wrote into the folder `made`; of verdicts and numbers the
-    claim instead of the row."""
+    """Table, row, column and value of everything that a run wrote into the folder `made`; of
+    verdicts and numbers the claim instead of the row."""
     results = [file for file in sorted(made.rglob("*")) if file.parent.name == "results"]
     for path in (file for file in results if file.suffix == ".csv"):
         verdicts = path.stem.endswith(VERDICTS)

@@ -1,11 +1,13 @@
-"""Build both wheels and use them as a stranger would: in an environment of its own, in a folder outside the checkout.
+"""Build both wheels and use them as a stranger would: in an environment of its own, in a folder
+outside the checkout.
 
     .venv/bin/python .ci/wheel.py
 
-The environment holds a wheel, what the wheel says it depends on (taken from the environment that runs this, so that
-nothing is downloaded), and pytest. A dependency that is not declared is therefore missing there. The sampler's wheel
-comes first, alone. Exit status 0 if it generates with the pair that it ships, and predicts; and if the audit's wheel,
-added to it, audits a file by either command, and serves in a test.
+The environment holds a wheel, what the wheel says it depends on (taken from the environment that
+runs this, so that nothing is downloaded), and pytest. A dependency that is not declared is
+therefore missing there. The sampler's wheel comes first, alone. Exit status 0 if it generates with
+the pair that it ships, and predicts; and if the audit's wheel, added to it, audits a file by either
+command, and serves in a test.
 """
 
 import os
@@ -59,7 +61,8 @@ PREDICT = ("--alpha", "0.8", "--gamma", "4", "--cost-ratio", "0.05", "--verify-c
 
 
 def requirements(name: str, wheel: Path) -> list[str]:
-    """The names of all distributions that the wheel needs without its extras, those they need included."""
+    """The names of all distributions that the wheel needs without its extras, those they need
+    included."""
     (own,) = metadata.Distribution.discover(name=name, path=[str(wheel)])
     waiting, needed = [*(own.requires or []), *TOOLS], set()
     while waiting:
@@ -95,7 +98,8 @@ def main() -> None:
         python = env / "bin" / "python"
 
         def install(name: str, project: Path) -> Path:
-            # The source distribution first, and the wheel from it: what either leaves out is missing in the tests.
+            # The source distribution first, and the wheel from it: what either leaves out is
+            # missing in the tests.
             subprocess.run([sys.executable, "-m", "build", "--no-isolation", "-o", Path(folder) / name, project],
                            check=True, stdout=subprocess.DEVNULL)  # fmt: skip
             (wheel,) = (Path(folder) / name).glob("*.whl")

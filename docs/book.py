@@ -1,8 +1,10 @@
-"""`make book`: build/book, a site of the notebooks as committed, guides, claims, docstrings and the paper.
+"""`make book`: build/book, a site of the notebooks as committed, guides, claims, docstrings and the
+paper.
 
-Nothing is executed. Sphinx reads build/book-source: Markdown files and notebooks at their places in the checkout, so
-that links between them hold, with what a page needs beyond the file: folded cells, the files behind each figure, an
-address for each cell that judges a claim, the table of claims, and a page for each module.
+Nothing is executed. Sphinx reads build/book-source: Markdown files and notebooks at their places in
+the checkout, so that links between them hold, with what a page needs beyond the file: folded cells,
+the files behind each figure, an address for each cell that judges a claim, the table of claims, and
+a page for each module.
 """
 
 import ast
@@ -41,7 +43,8 @@ GUIDES = (
 AUDIT = ("any-engine", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 
-# ("data/results/02_joint.csv", "") for a table, (module, name) for code; and how many assignments away it was used.
+# ("data/results/02_joint.csv", "") for a table, (module, name) for code; and how many assignments
+# away it was used.
 Labels = dict[tuple[str, str], int]
 # What notebooks use everywhere, which decides no claim by itself.
 GENERAL = (
@@ -52,10 +55,11 @@ LOADING = ("Sampling", "load_pair", "corpus", "completed", "normalise", "prompts
 
 
 def lineage(sources: list[str], number: str) -> list[list[tuple[str, Labels]]]:
-    """For each code cell its statements, each with the tables and the functions of this project behind it.
+    """For each code cell its statements, each with the tables and the functions of this project
+    behind it.
 
-    They are followed through assignments, which are counted, and through the notebook's own functions, which are not.
-    That may name too many; it misses what a function reads by itself.
+    They are followed through assignments, which are counted, and through the notebook's own
+    functions, which are not. That may name too many; it misses what a function reads by itself.
     """
     known: dict[str, Labels] = {}
     cells: list[list[tuple[str, Labels]]] = []
@@ -133,7 +137,8 @@ def said_of_code(labels: Labels) -> str:
         value = importlib.import_module(f"{module}.{name}") if value is None else value
         home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", module)
         home = home if home.split(".")[0] in PACKAGES else module
-        described = isinstance(value, type) or inspect.isroutine(value)  # others lead to the page of their module
+        # Others lead to the page of their module.
+        described = isinstance(value, type) or inspect.isroutine(value)
         links.add(f"{{py:obj}}`{name} <{f'{home}.{name}' if described else home}>`")
     return ", ".join(sorted(links))
 
@@ -206,7 +211,8 @@ def claims_page(judged: dict[str, str]) -> str:
 
 
 def dependencies_page() -> str:
-    """What each dependency is for, as pyproject.toml says behind it. Raises `KeyError` where it says nothing."""
+    """What each dependency is for, as pyproject.toml says behind it. Raises `KeyError` where it
+    says nothing."""
     lines = ["# Dependencies", "", "Lower bounds are the oldest versions tried; `constraints.txt` has exact ones."]
     for file in ("pyproject.toml", "audit/pyproject.toml"):
         text = (ROOT / file).read_text(encoding="utf-8")
@@ -320,16 +326,19 @@ def forwarded(to: str) -> str:
 
 
 def redirect(site: Path) -> None:
-    """Pages at the addresses that notebooks had, in `docs/moved.csv`, which lead to where they are."""
+    """Pages at the addresses that notebooks had, in `docs/moved.csv`, which lead to where they
+    are."""
     for old, new in pd.read_csv(ROOT / "docs/moved.csv").itertuples(index=False):
         (site / f"{old}.html").write_text(forwarded(f"../{new}.html"), encoding="utf-8")
     (site / "index.html").write_text(forwarded("README.html"), encoding="utf-8")
 
 
 def broken_links(site: Path) -> list[str]:
-    """Links of the pages to files or places that are not there, and what a page loads from another host.
+    """Links of the pages to files or places that are not there, and what a page loads from another
+    host.
 
-    Links from listings of source code are left out: those of re-exported names lead to where they are not described.
+    Links from listings of source code are left out: those of re-exported names lead to where they
+    are not described.
     """
     places, links, broken = {}, {}, []
     for page in site.rglob("*.html"):
@@ -357,7 +366,8 @@ def main() -> None:
     shutil.copy(Path(mathjax, "static/mathjax/tex-svg.js"), source / "_static/mathjax")
     shutil.rmtree(site, ignore_errors=True)
     # A warning is an error, and so is a reference that leads nowhere.
-    quiet = [] if sys.stdout.isatty() else ["-q"]  # minutes of work: who waits at a terminal sees how far it is
+    # Minutes of work: who waits at a terminal sees how far it is.
+    quiet = [] if sys.stdout.isatty() else ["-q"]
     options = [*quiet, "-n", "-W", "--keep-going", "-j", "2", "-d", ROOT / "build/book-cache"]
     status = subprocess.run([sys.executable, "-m", "sphinx", *options, source, site], cwd=ROOT).returncode
     site.mkdir(exist_ok=True)

@@ -1,4 +1,5 @@
-"""Sphinx's settings for the book, and what turns the docstrings of this project into its markup; see book.py."""
+"""Sphinx's settings for the book, and what turns the docstrings of this project into its markup;
+see book.py."""
 
 import inspect
 import re
@@ -15,7 +16,8 @@ html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_js_files = ["claims.js", "widgets.js"]
 html_copy_source = False
-html_show_search_summary = False  # from file:// a browser may not fetch the pages that excerpts come from
+# From file:// a browser may not fetch the pages that excerpts come from.
+html_show_search_summary = False
 html_theme_options = {"top_of_page_buttons": [], "light_css_variables": {"font-stack--monospace": "monospace"}}
 mathjax_path = "mathjax/tex-svg.js"
 
@@ -25,14 +27,16 @@ myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 4
 
 autodoc_default_options = {"members": True, "undoc-members": True, "member-order": "bysource"}
-# A name that several modules have is linked to one of them; of callable values autodoc shows no signature.
+# A name that several modules have is linked to one of them; of callable values autodoc shows no
+# signature.
 suppress_warnings = ["ref.python", "autodoc"]
 # Only what this project defines can be linked to; intersphinx would need a network.
 nitpick_ignore_regex = [("py:obj", ".*"), ("py:.*", r"(?!specnb|studies|notebooks).*"), ("py:.*", r".*\._\w+")]
 
 
 def block_as_rst(block):
-    """One paragraph of a docstring: examples stay, aligned columns are literal, the rest is text with `code`."""
+    """One paragraph of a docstring: examples stay, aligned columns are literal, the rest is text
+    with `code`."""
     lines = block.splitlines()
     if lines[0].lstrip().startswith(">>>"):
         return block

@@ -1,8 +1,10 @@
-"""The paper: `python -m paper` makes `paper/paper.pdf` and, as LaTeX, `paper/tables/` from the results under `out()`.
+"""The paper: `python -m paper` makes `paper/paper.pdf` and, as LaTeX, `paper/tables/` from the
+results under `out()`.
 
-The compiler sees the texts of this folder, the results and the figures, and nothing else: they are put into an empty
-folder first. Numbers, tables and conditions are Typst: `numbers.typ`, `tables.typ` and `remarks.typ`, which look up
-results with `results.typ`. What is missing, and a statement that the results contradict, stops the build by its name.
+The compiler sees the texts of this folder, the results and the figures, and nothing else: they are
+put into an empty folder first. Numbers, tables and conditions are Typst: `numbers.typ`,
+`tables.typ` and `remarks.typ`, which look up results with `results.typ`. What is missing, and a
+statement that the results contradict, stops the build by its name.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from studies.files import ROOT, out, write
 
 
 def assembled(folder: Path, results: Path) -> dict[str, str]:
-    """Puts into `folder` what the paper is made of: its texts, the committed tables of studies, and what notebooks
-    made under `results`.
+    """Puts into `folder` what the paper is made of: its texts, the committed tables of studies, and
+    what notebooks made under `results`.
 
     Returns what is told to the compiler: the names of all tables.
     """
@@ -66,7 +68,8 @@ def latex(rows: list[dict[str, str]]) -> str:
 
 
 def build(results: Path) -> dict[str, bytes]:
-    """All files of the paper by name, made from `results`. Raises `RuntimeError` with what is missing or untrue."""
+    """All files of the paper by name, made from `results`. Raises `RuntimeError` with what is
+    missing or untrue."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         inputs = assembled(folder, results)

@@ -1,19 +1,25 @@
 """Speculative decoding: an exact sampler and the analysis behind it.
 
-A draft model proposes `gamma` tokens, one forward pass of the target verifies them, and a verification rule keeps a
-prefix of them so that the output distribution is exactly the target's. The names imported below are the public
-interface. The files, each of which imports only from those before it:
+A draft model proposes `gamma` tokens, one forward pass of the target verifies them, and a
+verification rule keeps a prefix of them so that the output distribution is exactly the target's.
+The names imported below are the public interface. The files, each of which imports only from those
+before it:
 
     reference.py       Algorithm 1 for one row, written to be read
-    distributions.py   from logits to probabilities; overlap, residual, sampling; independent random streams
+    number_checks.py   checks of whole numbers and intervals that several functions share
+    nucleus.py         top-p; on a CPU without sorting a large vocabulary
+    distributions.py   from logits to probabilities; overlap, residual, sampling; independent random
+                       streams
     trees.py           trees of draft tokens, and how the children of a node are sampled
     rules.py           verification rules: which draft tokens are kept, and which token follows them
     theory.py          closed forms: expected tokens per step, speed-up, the best gamma, lenience
-    models/            everything that knows transformers: loading, caches, forward passes, a probe of each model
+    models/            models of transformers: loading, caches, forward passes, a probe
+                       of each model
     drafting/          drafters: models, heads, n-grams, copies of the text so far, mixtures
     enumeration.py     the exact distribution of everything that a step emits
     judging.py         is a rule of one's own exact, and how many tokens do its steps emit
-    decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the record
+    decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the
+                       record
     beam.py            beam search and its speculative version
     measure/           statistics, timing, acceptance, cost, the recommended gamma, predicted speeds
     demo.py            `specnb demo`: a real model with and without speculation
@@ -29,7 +35,7 @@ from importlib.metadata import version as _version
 
 from specnb import theory
 from specnb.beam import beam_search
-from specnb.decoding.generate import Generation, Study, generate
+from specnb.decoding.generate import Generation, Hooks, generate
 from specnb.decoding.record import StepRecord
 from specnb.distributions import Sampling, overlap, residual, standardise, total_variation
 from specnb.drafting.base import Drafter, Proposal

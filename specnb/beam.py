@@ -1,14 +1,17 @@
-"""Beam search, and its speculative version (appendix A.4): the same beams from fewer forward passes of the target.
+"""Beam search, and its speculative version (appendix A.4): the same beams from fewer forward passes
+of the target.
 
-The draft model's beam search, wider than the target's, builds a tree of gamma levels. One forward pass of the target
-gives its distributions at all nodes. The target's beam search then continues down this tree while all its beams are in
-it. Only the target's scores decide which beams are kept; the draft decides how many levels one forward pass covers.
+The draft model's beam search, wider than the target's, builds a tree of gamma levels. One forward
+pass of the target gives its distributions at all nodes. The target's beam search then continues
+down this tree while all its beams are in it. Only the target's scores decide which beams are kept;
+the draft decides how many levels one forward pass covers.
 
-The first part of this file is the search on any source of log-probabilities, the second gives it models. A node of the
-tree is named by its path, the tokens from the prompt to it; the prompt itself is the path ().
+The first part of this file is the search on any source of log-probabilities, the second gives it
+models. A node of the tree is named by its path, the tokens from the prompt to it; the prompt itself
+is the path ().
 
-Ties: of two candidates with equal scores, the one whose parent ranks higher comes first, then the lower token; of two
-finished beams, the one that finished first.
+Ties: of two candidates with equal scores, the one whose parent ranks higher comes first, then the
+lower token; of two finished beams, the one that finished first.
 
 >>> settings = BeamSettings(width=1, max_new_tokens=2)
 >>> beams = extend(start(), torch.tensor([[0.25, 0.75]]).log(), settings)
@@ -50,8 +53,8 @@ Path = tuple[int, ...]
 class LogProbs(Protocol):
     """Next-token log-probabilities of a model or a table.
 
-    Called with paths it returns `(len(paths), vocab)`. `keep(paths)` says that from now on only these paths and
-    their descendants are asked for.
+    Called with paths it returns `(len(paths), vocab)`. `keep(paths)` says that from now on only
+    these paths and their descendants are asked for.
     """
 
     def __call__(self, paths: Sequence[Path], /) -> Tensor: ...
@@ -63,12 +66,15 @@ class LogProbs(Protocol):
 class BeamSettings:
     """The settings of a beam search, with the names and meanings of `generate` in transformers.
 
-    A beam ends with a token of `eos`, or after `max_new_tokens`. Its score is the sum of its log-probabilities divided
-    by its number of tokens (the last included) to the power `length_penalty`. Only the first `width` candidates of a
-    level may finish. With `early_stopping=True` the search ends once `width` beams have finished; otherwise once no
-    running beam can score above the worst of them, assuming that it ends now (False) or at the best length ("never").
+    A beam ends with a token of `eos`, or after `max_new_tokens`. Its score is the sum of its
+    log-probabilities divided by its number of tokens (the last included) to the power
+    `length_penalty`. Only the first `width` candidates of a level may finish. With
+    `early_stopping=True` the search ends once `width` beams have finished; otherwise once no
+    running beam can score above the worst of them, assuming that it ends now (False) or at the best
+    length ("never").
 
-    Raises `ValueError` for a width or max_new_tokens < 1, an infinite penalty or another `early_stopping`.
+    Raises `ValueError` for a width or max_new_tokens < 1, an infinite penalty or another
+    `early_stopping`.
 
     >>> BeamSettings(width=4, max_new_tokens=32, length_penalty=2.0).normalised(-8.0, length=2)
     -2.0
@@ -124,21 +130,24 @@ def start() -> Beams:
 
 
 def best(totals: Float[Tensor, "rows columns"], count: int) -> tuple[list[int], list[int], Float[Tensor, " best"]]:
-    """Rows, columns and values of the `count` largest of `totals` `(rows, columns)`, best first; ties as in the module.
+    """Rows, columns and values of the `count` largest of `totals` `(rows, columns)`, best first;
+    ties as in the module.
 
     >>> best(torch.tensor([[1.0, 3.0], [3.0, 2.0]]), count=2)
     ([0, 1], [1, 0], tensor([3., 3.]))
     """
     flat = totals.flatten()
     count = min(count, len(flat))
-    # topk gives the smallest value that is kept, but any order among equals; a stable sort gives ours.
+    # topk gives the smallest value that is kept, but any order among equals; a stable sort gives
+    # ours.
     at = (flat >= flat.topk(count).values[-1]).nonzero()[:, 0]
     at = at[flat[at].argsort(descending=True, stable=True)[:count]]
     return (at // totals.shape[1]).tolist(), (at % totals.shape[1]).tolist(), flat[at]
 
 
 def extend(state: Beams, log_p: Float[Tensor, "beams vocab"], settings: BeamSettings) -> Beams:
-    """The state after one more level, with the target's log-probabilities `log_p` `(beams, vocab)` at `state.paths`.
+    """The state after one more level, with the target's log-probabilities `log_p` `(beams, vocab)`
+    at `state.paths`.
 
     Raises `FloatingPointError` if `log_p` has NaN.
     """
@@ -154,7 +163,8 @@ def extend(state: Beams, log_p: Float[Tensor, "beams vocab"], settings: BeamSett
     if not (settings.early_stopping is True and len(finished) == width):
         ended = [i for i in range(min(width, len(children))) if ends[i]]
         new = [Finished(settings.normalised(float(scores[i]), length), children[i]) for i in ended]
-        finished = tuple(sorted([*finished, *new], key=lambda beam: -beam.score)[:width])  # stable: the older first
+        # stable: the older first.
+        finished = tuple(sorted([*finished, *new], key=lambda beam: -beam.score)[:width])
     running = [i for i, end in enumerate(ends) if not end][:width]
     extended = Beams(tuple(children[i] for i in running), scores[running], finished)
     return extended._replace(ended=at_end or is_over(extended, settings))
@@ -165,7 +175,8 @@ def _totals(scores: Float[Tensor, " beams"], log_p: Float[Tensor, "beams vocab"]
 
 
 def is_over(state: Beams, settings: BeamSettings) -> bool:
-    """Whether no running beam of `state` can still become one of the best finished ones, as `settings` define it.
+    """Whether no running beam of `state` can still become one of the best finished ones, as
+    `settings` define it.
 
     >>> running = Beams(((0, 1),), torch.tensor([-4.0]), finished=(Finished(-1.0, (2,)),))
     >>> is_over(running, BeamSettings(width=1, max_new_tokens=8))  # -4 / 2 tokens is below -1
@@ -182,10 +193,12 @@ def is_over(state: Beams, settings: BeamSettings) -> bool:
 def draft_levels(
     state: Beams, draft: LogProbs, width: int, gamma: int, settings: BeamSettings
 ) -> Iterator[tuple[Path, ...]]:
-    """Up to `gamma` levels of `width` paths each: the draft model's beam search from the running beams.
+    """Up to `gamma` levels of `width` paths each: the draft model's beam search from the running
+    beams.
 
-    It starts from the target's scores of these beams and adds the draft's log-probabilities. Paths that end are left
-    out because no forward pass follows them, and so is the last level, where all paths end.
+    It starts from the target's scores of these beams and adds the draft's log-probabilities. Paths
+    that end are left out because no forward pass follows them, and so is the last level, where all
+    paths end.
     """
     paths, scores = state.paths, state.scores
     for _ in range(min(gamma, settings.max_new_tokens - 1 - len(paths[0]))):
@@ -197,15 +210,17 @@ def draft_levels(
 
 
 Rule = Callable[[Beams, Mapping[Path, Tensor], BeamSettings], list[Beams]]
-"""From a state and the target's log-probabilities at the nodes of a tree to the states that the search reaches."""
+"""From a state and the target's log-probabilities at the nodes of a tree to the states that the
+search reaches."""
 
 
 def advance(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
-    """The states that the target's search reaches with its log-probabilities `log_p` at the running beams and the tree.
+    """The states that the target's search reaches with its log-probabilities `log_p` at the running
+    beams and the tree.
 
-    A level is accepted while all running beams are in the tree: top_w(target) is a subset of top_u(draft). The first
-    level that is not is the last of the list. The list has one state at least, and one more than the tree has levels
-    at most.
+    A level is accepted while all running beams are in the tree: top_w(target) is a subset of
+    top_u(draft). The first level that is not is the last of the list. The list has one state at
+    least, and one more than the tree has levels at most.
 
     >>> log_p = {(): torch.tensor([0.25, 0.75]).log(), (1,): torch.tensor([0.5, 0.5]).log()}
     >>> [state.paths for state in advance(start(), log_p, BeamSettings(width=1, max_new_tokens=8))]
@@ -226,7 +241,8 @@ def steps(
     gamma: int = 0,
     rule: Rule = advance,
 ) -> Iterator[list[Beams]]:
-    """The steps of a search, each as its list of states: draft a tree, evaluate the target once, apply `rule`.
+    """The steps of a search, each as its list of states: draft a tree, evaluate the target once,
+    apply `rule`.
 
     Without a `draft` each step has one state: plain beam search.
     """
@@ -243,12 +259,14 @@ def steps(
 
 
 class TreeModel:
-    """`model` after `prompt`, evaluated over a tree of continuations, with slots for `capacity` nodes; a `LogProbs`.
+    """`model` after `prompt`, evaluated over a tree of continuations, with slots for `capacity`
+    nodes; a `LogProbs`.
 
-    Each node is evaluated once, many nodes in one forward pass. It has its own slot in the cache, any that is free; it
-    sees the slots of the prompt and of its ancestors, and its position follows from its depth. When beams are reordered
-    or dropped, only the table of slots changes; no keys or values are moved. All but the last token of the prompt are
-    evaluated at once; the last one is the root of the tree.
+    Each node is evaluated once, many nodes in one forward pass. It has its own slot in the cache,
+    any that is free; it sees the slots of the prompt and of its ancestors, and its position follows
+    from its depth. When beams are reordered or dropped, only the table of slots changes; no keys or
+    values are moved. All but the last token of the prompt are evaluated at once; the last one is
+    the root of the tree.
 
     runs  number of nodes of each forward pass after the prompt's
     """
@@ -262,7 +280,8 @@ class TreeModel:
         slots = known + capacity
         self.runner = CachedModel(model, slots)
         self.runner.token_map = token_map
-        # Row s: the slots that the node in slot s sees. On the host, where new nodes copy their parents' rows.
+        # Row s: the slots that the node in slot s sees. On the host, where new nodes copy their
+        # parents' rows.
         self.visible = np.zeros((slots, slots), dtype=bool)
         self.visible[:, :known] = True
         self.free = list(range(slots - 1, known - 1, -1))
@@ -274,19 +293,22 @@ class TreeModel:
             self.runner.run(tokens, torch.arange(known, device=model.device)[None], keep=1)
 
     def __call__(self, paths: Sequence[Path]) -> Tensor:
-        """The log-probabilities `(len(paths), vocab)` of the token after each path; float32 or better.
+        """The log-probabilities `(len(paths), vocab)` of the token after each path; float32 or
+        better.
 
-        One forward pass over the paths and ancestors that are not in the cache; none if all are. Raises `RuntimeError`
-        if there are not enough free slots.
+        One forward pass over the paths and ancestors that are not in the cache; none if all are.
+        Raises `RuntimeError` if there are not enough free slots.
         """
         needed = dict.fromkeys(path[:end] for path in paths for end in range(len(path) + 1))
-        missing = [path for path in needed if path not in self.slots]  # parents before their children
+        # Parents before their children.
+        missing = [path for path in needed if path not in self.slots]
         if missing:
             self._run(missing)
         return torch.stack([self.log_distributions[path] for path in paths])
 
     def keep(self, paths: Iterable[Path]) -> None:
-        """Drops all nodes but `paths` and their ancestors, and the distributions of the ancestors."""
+        """Drops all nodes but `paths` and their ancestors, and the distributions of the
+        ancestors."""
         paths = set(paths)
         alive = {path[:end] for path in paths for end in range(len(path) + 1)}
         self.free += [slot for path, slot in self.slots.items() if path not in alive]
@@ -371,16 +393,18 @@ def beam_search(
     eos: Tokens = None,
     progress: bool = True,
 ) -> BeamSearch:
-    """The `width` best beams after `prompt`, as `generate(num_beams=width)` of transformers finds them.
+    """The `width` best beams after `prompt`, as `generate(num_beams=width)` of transformers finds
+    them.
 
-    A `draft` proposes its own `draft_width` beams (2 `width` by default) for `gamma` levels, which saves target forward
-    passes; the result is the same. Log-probabilities are float32 or better and summed in float64; see `BeamSettings`
-    for the other settings. A progress bar shows after 3 seconds.
+    A `draft` proposes its own `draft_width` beams (2 `width` by default) for `gamma` levels, which
+    saves target forward passes; the result is the same. Log-probabilities are float32 or better and
+    summed in float64; see `BeamSettings` for the other settings. A progress bar shows after 3
+    seconds.
 
-    Raises `ValueError` or `TypeError`, before anything is run, for: settings out of range, `draft_width` <
-    `width`, `gamma` < 1 with a draft, a width above the number of tokens that are not in `eos`, an empty prompt or
-    tokens outside the vocabulary, a context longer than a model's limit, different vocabularies or devices, a model
-    that cannot be run.
+    Raises `ValueError` or `TypeError`, before anything is run, for: settings out of range,
+    `draft_width` < `width`, `gamma` < 1 with a draft, a width above the number of tokens that are
+    not in `eos`, an empty prompt or tokens outside the vocabulary, a context longer than a model's
+    limit, different vocabularies or devices, a model that cannot be run.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
@@ -398,7 +422,8 @@ def beam_search(
         raise TypeError(f"draft is a {type(drafter).__name__}; a beam search drafts with a model: give that")
     require_tokens(token_lists([prompt]), settings.eos, vocabulary(target))
     require_context(target, drafter, len(prompt), max_new_tokens)
-    drafted = (draft_width, gamma) if draft is not None else (width, 1)  # without a draft neither is read
+    # Without a draft neither is read.
+    drafted = (draft_width, gamma) if draft is not None else (width, 1)
     _require_widths(settings, *drafted, vocabulary(target))
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)

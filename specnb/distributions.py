@@ -1,12 +1,14 @@
-"""Next-token distributions: from logits to probabilities, what two distributions share, and sampling.
+"""Next-token distributions: from logits to probabilities, what two distributions share, and
+sampling.
 
-Every function works on the last axis (the vocabulary) and any leading batch shape, in float32 or better, on any
-device.
+Every function works on the last axis (the vocabulary) and any leading batch shape, in float32 or
+better, on any device.
 
 Uniforms for the decoding loop: one independent stream per row and purpose.
 
-A stream is a Philox counter generator keyed by (seed, row), with the purpose in the counter. So a row's tokens do not
-depend on the batch it is in. All uniforms are sampled before the loop, so no step waits for a generator.
+A stream is a Philox counter generator keyed by (seed, row), with the purpose in the counter. So a
+row's tokens do not depend on the batch it is in. All uniforms are sampled before the loop, so no
+step waits for a generator.
 """
 
 from __future__ import annotations
@@ -30,15 +32,18 @@ FLOAT32 = torch.finfo(torch.float32)
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become a distribution (section 2.2: every sampling method is sampling from such a distribution).
+    """How logits become a distribution (section 2.2: every sampling method is sampling from such a
+    distribution).
 
-    Applied in this order, which is that of transformers: `temperature` (0 is argmax, the lowest index among equals),
-    then `top_k` (tokens tied with the k-th are kept), then `top_p` (the smallest set of most probable tokens whose
-    mass reaches it; among equals the lower index comes first; `specnb.nucleus` says how mass is added), then `min_p`
-    (tokens less probable than this times the most probable token are removed).
+    Applied in this order, which is that of transformers: `temperature` (0 is argmax, the lowest
+    index among equals), then `top_k` (tokens tied with the k-th are kept), then `top_p` (the
+    smallest set of most probable tokens whose mass reaches it; among equals the lower index comes
+    first; `specnb.nucleus` says how mass is added), then `min_p` (tokens less probable than this
+    times the most probable token are removed).
 
-    Raises `ValueError` for a temperature that is negative or not representable in float32 (between 0 and about 1e-38,
-    or above about 3e38), top_k < 1, top_p outside (0, 1], min_p outside [0, 1], and anything that is not a number.
+    Raises `ValueError` for a temperature that is negative or not representable in float32 (between
+    0 and about 1e-38, or above about 3e38), top_k < 1, top_p outside (0, 1], min_p outside [0, 1],
+    and anything that is not a number.
 
     >>> Sampling(temperature=0.7, top_p=0.9)
     Sampling(temperature=0.7, top_k=None, top_p=0.9, min_p=0.0)
@@ -77,10 +82,12 @@ def require_sampling(sampling: Any) -> None:
 def standardise(
     logits: Float[Tensor, "*batch vocab"], sampling: Sampling = Sampling(), check: bool = True
 ) -> Float[Tensor, "*batch vocab"]:
-    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`, in float32 or better.
+    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`, in float32
+    or better.
 
-    Raises `ValueError` when a row contains NaN or +inf, or -inf everywhere. `check=False` skips this test, because
-    reading its result makes the host wait for the device; such rows then come out as NaN.
+    Raises `ValueError` when a row contains NaN or +inf, or -inf everywhere. `check=False` skips
+    this test, because reading its result makes the host wait for the device; such rows then come
+    out as NaN.
 
     >>> logits = torch.tensor([2.0, 1.0, 0.0]).exp().log()
     >>> standardise(logits, Sampling(temperature=0))
@@ -125,7 +132,8 @@ def _argmax_distribution(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor,
 
 
 def standardise_probs(probs: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float[Tensor, "*batch vocab"]:
-    """What `sampling` makes of `probs` `(..., vocab)` instead of logits; the default `Sampling()` returns them as is.
+    """What `sampling` makes of `probs` `(..., vocab)` instead of logits; the default `Sampling()`
+    returns them as is.
 
     >>> standardise_probs(torch.tensor([0.25, 0.75]), Sampling(temperature=0))
     tensor([0., 1.])
@@ -145,7 +153,8 @@ def normalise(mass: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch voca
 def one_hot(
     tokens: Int[Tensor, "*batch"], vocab: int, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "*batch {vocab}"]:
-    """The distribution `(..., vocab)` that is 1 at `tokens` `(...,)`: the q of a deterministic drafter.
+    """The distribution `(..., vocab)` that is 1 at `tokens` `(...,)`: the q of a deterministic
+    drafter.
 
     >>> one_hot(torch.tensor([2]), vocab=3)
     tensor([[0., 0., 1.]])
@@ -154,7 +163,8 @@ def one_hot(
 
 
 def overlap(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]) -> Float[Tensor, "*#batch"]:
-    """beta = sum min(p, q), `(...,)`: the probability that a token sampled from q is accepted (Theorem 3.5).
+    """beta = sum min(p, q), `(...,)`: the probability that a token sampled from q is accepted
+    (Theorem 3.5).
 
     >>> overlap(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     tensor(0.7500)
@@ -174,7 +184,8 @@ def total_variation(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch
 def unnormalised_residual(
     p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]
 ) -> Float[Tensor, "*#batch vocab"]:
-    """max(0, p - q) `(..., vocab)`, or p where that is zero everywhere: `residual` before division by its sum.
+    """max(0, p - q) `(..., vocab)`, or p where that is zero everywhere: `residual` before division
+    by its sum.
 
     >>> unnormalised_residual(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     tensor([0.2500, 0.0000])
@@ -186,8 +197,9 @@ def unnormalised_residual(
 def residual(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]) -> Float[Tensor, "*#batch vocab"]:
     """norm(max(0, p - q)) `(..., vocab)`: the distribution of the recovered token (section 2.3).
 
-    Where p = q no token is ever rejected, up to rounding, and the result is norm(p). With q = 0, which stands for "no
-    draft token here", the result is norm(p) too: the distribution of the bonus token.
+    Where p = q no token is ever rejected, up to rounding, and the result is norm(p). With q = 0,
+    which stands for "no draft token here", the result is norm(p) too: the distribution of the bonus
+    token.
 
     >>> residual(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     tensor([1., 0.])
@@ -196,16 +208,18 @@ def residual(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"
 
 
 def sample(probs: Float[Tensor, "*batch vocab"], uniform: Float[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-    """The token `(...,)` at which the cumulative sum of `probs` `(..., vocab)` passes `uniform` `(...,)` in [0, 1).
+    """The token `(...,)` at which the cumulative sum of `probs` `(..., vocab)` passes `uniform`
+    `(...,)` in [0, 1).
 
-    `probs` need not sum to 1: `uniform` is multiplied by their sum. Sums are float64, whatever the dtype. A token of
-    probability zero is never sampled. From NaN the result is the last token.
+    `probs` need not sum to 1: `uniform` is multiplied by their sum. Sums are float64, whatever the
+    dtype. A token of probability zero is never sampled. From NaN the result is the last token.
 
     >>> sample(torch.tensor([[0.2, 0.8], [0.2, 0.8]]), torch.tensor([0.1, 0.3]))
     tensor([0, 1])
     """
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
-    # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the total.
+    # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the
+    # total.
     threshold = (uniform.double().unsqueeze(-1) * cumulative[..., -1:]).contiguous()
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp_max(probs.shape[-1] - 1)
 

@@ -1,15 +1,18 @@
-"""Exact enumeration: the joint distribution that a rule gives to everything a step emits, without sampling.
+"""Exact enumeration: the joint distribution that a rule gives to everything a step emits, without
+sampling.
 
-A plan's probabilities are multiplied out in float64 over every tree of draft tokens (`step_distribution`). The
-distributions may depend on the tokens before them, because that is where implementations go wrong.
+A plan's probabilities are multiplied out in float64 over every tree of draft tokens
+(`step_distribution`). The distributions may depend on the tokens before them, because that is where
+implementations go wrong.
 
-A rule that is a function of uniforms, without a plan, is asked instead in every cell of uniforms in which its answer is
-constant; the volumes of the cells are the probabilities (`integrated_distribution`). Asking a `PlannedRule` between
-the thresholds of its own plan compares what carries plans out with the multiplication.
+A rule that is a function of uniforms, without a plan, is asked instead in every cell of uniforms in
+which its answer is constant; the volumes of the cells are the probabilities
+(`integrated_distribution`). Asking a `PlannedRule` between the thresholds of its own plan compares
+what carries plans out with the multiplication.
 
-Drafters are enumerated too (`drafts_of`). A proposal is piecewise constant in its uniforms. The edges are found by
-bisection of the uniforms themselves, so nothing is assumed about what the drafter reports, and a q that is not what was
-sampled from shows in the result.
+Drafters are enumerated too (`drafts_of`). A proposal is piecewise constant in its uniforms. The
+edges are found by bisection of the uniforms themselves, so nothing is assumed about what the
+drafter reports, and a q that is not what was sampled from shows in the result.
 """
 
 from __future__ import annotations
@@ -36,23 +39,28 @@ from specnb.rules import (
 from specnb.trees import Scheme, TokenTree, chain, independent_children, leaves_first
 
 Emissions = dict[tuple[int, ...], float]
-"""The probability of each sequence that one step can emit: the accepted draft tokens and the last token."""
+"""The probability of each sequence that one step can emit: the accepted draft tokens and the last
+token."""
 
-MIN_CELL_WIDTH = 1e-13  # edges closer than this are one: sums that should be equal differ in their last bits
+# Edges closer than this are one: sums that should be equal differ in their last bits.
+MIN_CELL_WIDTH = 1e-13
 CORNER_INSET = 2e-14  # how far inside a cell the rule is evaluated at both of its ends
 CELLS = 20_000  # cells of a batch, so that memory stays small
 GRID = 128
-"""Points at which a drafter's uniform is tried first; tokens with a probability below 1 / GRID may be overlooked."""
+"""Points at which a drafter's uniform is tried first; tokens with a probability below 1 / GRID may
+be overlooked."""
 HALVINGS = 42
 POINTS = 2**13
 
 
 class ChangesInsideError(ValueError):
-    """A rule changes its answer inside a cell, so that the volumes of the cells are not its probabilities."""
+    """A rule changes its answer inside a cell, so that the volumes of the cells are not its
+    probabilities."""
 
 
 class Drafts(NamedTuple):
-    """What may be proposed in a step: the tokens of all nodes (-1: none), the q of each, and the probability."""
+    """What may be proposed in a step: the tokens of all nodes (-1: none), the q of each, and the
+    probability."""
 
     tokens: Int[Tensor, "drafts nodes"]
     q: Float64[Tensor, "drafts nodes vocab"]
@@ -60,7 +68,8 @@ class Drafts(NamedTuple):
 
 
 def joint_distribution(probs: Conditional, length: int) -> Float64[Tensor, ...]:
-    """The distribution `(vocab,) * length` of the next `length` tokens sampled one by one from `probs`.
+    """The distribution `(vocab,) * length` of the next `length` tokens sampled one by one from
+    `probs`.
 
     >>> joint_distribution(lambda prefix: torch.tensor([0.25, 0.75]).double(), length=2).tolist()
     [[0.0625, 0.1875], [0.1875, 0.5625]]
@@ -71,8 +80,9 @@ def joint_distribution(probs: Conditional, length: int) -> Float64[Tensor, ...]:
 def completed(emitted: Emissions, p: Conditional, length: int) -> Float64[Tensor, ...]:
     """The joint distribution `(vocab,) * length` if the target continues whatever a step emitted.
 
-    A step is exact if and only if this equals `joint_distribution(p, length)` for `length` = gamma + 1, or the depth of
-    the tree + 1: then what it emits, however long, is distributed as the beginning of a sequence sampled from p.
+    A step is exact if and only if this equals `joint_distribution(p, length)` for `length` = gamma
+    + 1, or the depth of the tree + 1: then what it emits, however long, is distributed as the
+    beginning of a sequence sampled from p.
 
     >>> p = lambda prefix: torch.tensor([0.5, 0.5]).double()
     >>> completed({(0,): 0.5, (1, 0): 0.25, (1, 1): 0.25}, p, length=2).tolist()
@@ -117,13 +127,15 @@ def step_distribution(
     sampled: Conditional | None = None,
     scheme: Scheme = independent_children,
 ) -> Emissions:
-    """The probability of each sequence that one step of `rule` emits (Algorithm 1 with `token_verification`).
+    """The probability of each sequence that one step of `rule` emits (Algorithm 1 with
+    `token_verification`).
 
-    p and q are the target's and the drafter's distributions given the tokens of this step so far. `gamma` is the number
-    of draft tokens of a chain, or the parents of a tree, whose children are sampled by `scheme`. `sampled` is the
-    distribution that draft tokens really come from, if a drafter reports another one (q).
-    A rule without a plan is asked in cells, see `integrated_distribution`, which may raise `ValueError`. Raises
-    `TypeError` for what is called or answers in another way than a rule.
+    p and q are the target's and the drafter's distributions given the tokens of this step so far.
+    `gamma` is the number of draft tokens of a chain, or the parents of a tree, whose children are
+    sampled by `scheme`. `sampled` is the distribution that draft tokens really come from, if a
+    drafter reports another one (q). A rule without a plan is asked in cells, see
+    `integrated_distribution`, which may raise `ValueError`. Raises `TypeError` for what is called
+    or answers in another way than a rule.
 
     >>> p = lambda prefix: torch.tensor([0.5, 0.5]).double()
     >>> q = lambda prefix: torch.tensor([0.0, 1.0]).double()
@@ -148,7 +160,8 @@ def emissions(rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ..
 
 
 def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sampled: Conditional | None = None) -> Drafts:
-    """Every tree of this shape that can be proposed, its tokens sampled from `sampled`, q by default.
+    """Every tree of this shape that can be proposed, its tokens sampled from `sampled`, q by
+    default.
 
     >>> half = lambda prefix: torch.tensor([0.5, 0.5]).double()
     >>> from specnb.trees import distinct_children
@@ -195,7 +208,8 @@ def multiplied(rule: PlannedRule, drafts: Drafts, p: Conditional, parents: tuple
 def _ends(plan: Plan, tokens: Tensor, tree: TokenTree, up: bool) -> Iterator[tuple[int, Tensor]]:
     """Each entry and the probability `(drafts,)` that the step ends there."""
     accept = plan.accept.double().nan_to_num(0.0).clamp(0, 1).where(tokens >= 0, 0.0)
-    left = [torch.ones(len(tokens)).double()]  # root first: that an entry is reached and none of its children accepted
+    # Root first: that an entry is reached and none of its children accepted.
+    left = [torch.ones(len(tokens)).double()]
     if up:
         for node in leaves_first(tree.parents):
             yield node + 1, left[0] * accept[:, node]
@@ -234,13 +248,14 @@ def integrated_distribution(
     parents: tuple[int, ...],
     thresholds: Sequence[PlannedRule] = (token_verification, rejection_sampling, exact_match),
 ) -> Emissions:
-    """The same distribution from the answers of any `rule` in every cell between the thresholds of some plans.
+    """The same distribution from the answers of any `rule` in every cell between the thresholds of
+    some plans.
 
-    Raises `ValueError` if an answer changes inside a cell: then the rule uses a uniform for something other than one
-    comparison with the acceptance probability of one of the plans or one sample from p, or, for the last token, one
-    sample from a distribution of the plans. Each cell is
-    evaluated at its centre and just inside its first and last corner, so that no overlap with a neighbouring cell is
-    too small to be found.
+    Raises `ValueError` if an answer changes inside a cell: then the rule uses a uniform for
+    something other than one comparison with the acceptance probability of one of the plans or one
+    sample from p, or, for the last token, one sample from a distribution of the plans. Each cell is
+    evaluated at its centre and just inside its first and last corner, so that no overlap with a
+    neighbouring cell is too small to be found.
     """
     tree, count = TokenTree(parents), len(drafts.tokens)
     target = _target_along(drafts, p, tree)
@@ -288,7 +303,8 @@ def _volumes(
 def _answers(
     rule: Rule, which: Tensor, uniforms: Tensor, p: Tensor, drafts: Drafts, tree: TokenTree | None
 ) -> Int[Tensor, "asked numbers"]:
-    """What `rule` says of the drafts `which` with these uniforms: the count, the last token and the accepted tokens."""
+    """What `rule` says of the drafts `which` with these uniforms: the count, the last token and the
+    accepted tokens."""
     tokens, shape = drafts.tokens[which], () if tree is None else (tree,)
     outcome = rule(p[which], drafts.q[which], tokens, uniforms[:, :-1], uniforms[:, -1], *shape)
     require_outcome(outcome, len(which), with_path=tree is not None)
@@ -316,7 +332,8 @@ def _summed(answers: Tensor, shares: Tensor) -> Iterator[tuple[tuple[int, ...], 
 def estimated_distribution(
     rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...], points: int = POINTS
 ) -> Emissions:
-    """The same distribution for any `rule`, approximately: from so many quasi-random points in place of the uniforms.
+    """The same distribution for any `rule`, approximately: from so many quasi-random points in
+    place of the uniforms.
 
     How far it is off is what `token_verification` is off on the same points, about 1e-3.
 
@@ -341,8 +358,8 @@ def _target_along(drafts: Drafts, p: Conditional, tree: TokenTree) -> Float64[Te
 def drafts_of(drafter: Drafter, prefix: tuple[int, ...], gamma: int) -> Drafts:
     """Every proposal of `drafter` after `prefix`, with its probability; the probabilities sum to 1.
 
-    `start` is called before each proposal. Raises `ValueError` if a draft token depends on the uniform of a later one,
-    or if a cell is too narrow to be found (see `GRID`).
+    `start` is called before each proposal. Raises `ValueError` if a draft token depends on the
+    uniform of a later one, or if a cell is too narrow to be found (see `GRID`).
 
     >>> from specnb.drafting.ngram import UniformDrafter
     >>> drafts_of(UniformDrafter(2), (0,), 1).probability.round(decimals=3).tolist()
@@ -362,8 +379,9 @@ def drafter_step_distribution(
 ) -> Emissions:
     """The probability of each sequence that one step with `drafter` emits after `prefix`.
 
-    `p` is the target's distribution given the tokens of this step so far; make it with dtype=torch.float64. To be
-    compared with the target's by `completed`. `gamma` is not read for a drafter that proposes a tree.
+    `p` is the target's distribution given the tokens of this step so far; make it with
+    dtype=torch.float64. To be compared with the target's by `completed`. `gamma` is not read for a
+    drafter that proposes a tree.
 
     >>> from specnb.drafting.ngram import UniformDrafter
     >>> p = lambda tokens: torch.tensor([0.25, 0.75]).double()
@@ -376,7 +394,8 @@ def drafter_step_distribution(
 
 
 def _split(drafter: Drafter, prefix: tuple[int, ...], cell: Tensor, position: int) -> tuple[Tensor, Tensor]:
-    """The cells `(n, gamma)` into which uniform number `position` divides `cell`, a point of each, and their widths."""
+    """The cells `(n, gamma)` into which uniform number `position` divides `cell`, a point of each,
+    and their widths."""
     # Both ends of [0, 1), too: a rare token there would lie between no two points of the grid.
     middles = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
     points = torch.cat([middles.new_zeros(1), middles, middles.new_full((1,), 1 - 2**-53)])

@@ -1,11 +1,14 @@
-"""Judges a verification rule: whether it is exact, by how much not, and how many tokens its steps emit.
+"""Judges a verification rule: whether it is exact, by how much not, and how many tokens its steps
+emit.
 
-`judge_rule` enumerates steps of the rule on pairs of distributions that depend on the context, some of which make
-tokens impossible or propose nothing, and compares the joint distribution of what follows with the target's. A rule that
-uses uniforms as no plan of `specnb.rules` does is estimated on quasi-random points instead.
+`judge_rule` enumerates steps of the rule on pairs of distributions that depend on the context, some
+of which make tokens impossible or propose nothing, and compares the joint distribution of what
+follows with the target's. A rule that uses uniforms as no plan of `specnb.rules` does is estimated
+on quasi-random points instead.
 
-Source: Sun et al., arXiv 2403.10444, show that no exact rule for chains accepts more than block verification. The
-closed form of what it accepts, `optimal_accepted`, is derived here, and compared with linear programs in the tests.
+Source: Sun et al., arXiv 2403.10444, show that no exact rule for chains accepts more than block
+verification. The closed form of what it accepts, `optimal_accepted`, is derived here, and compared
+with linear programs in the tests.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ from specnb.trees import Scheme, chain, independent_children, node_depths
 EXACT = 1e-12
 """The largest total variation of an enumerated rule that is called exact."""
 MARGIN = 3
-"""An estimated rule is called exact up to so many times what token verification is off on the same points."""
+"""An estimated rule is called exact up to so many times what token verification is off on the same
+points."""
 
 Array = NDArray[np.float64]
 Pair = tuple[Conditional, Conditional]
@@ -46,7 +50,8 @@ Pair = tuple[Conditional, Conditional]
 
 
 class Prefix(NamedTuple):
-    """Tokens that a sequence begins with, and their probability under the target and under the rule."""
+    """Tokens that a sequence begins with, and their probability under the target and under the
+    rule."""
 
     tokens: tuple[int, ...]
     target: float
@@ -54,7 +59,8 @@ class Prefix(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What was found for one pair and number of draft tokens; `resolution` is what an exact rule may be off by."""
+    """What was found for one pair and number of draft tokens; `resolution` is what an exact rule
+    may be off by."""
 
     where: str
     total_variation: float
@@ -72,12 +78,14 @@ class Case(NamedTuple):
 class Judgement:
     """What was found of a rule; `str` says it in words.
 
-    worst               the case with the largest total variation between what follows a step and the target's
+    worst               the case with the largest total variation between what follows a step and
+                        the target's
     cases               how many cases were looked at
     tokens_per_step     expected with the most draft tokens, the mean over all pairs
     token_verification  the same of token verification, for trees its recursion over siblings
     block_verification  the same of block verification, for trees traversal verification
-    optimum             the most that any exact rule has; None for trees, for which no closed form is known
+    optimum             the most that any exact rule has; None for trees, for which no closed form
+                        is known
     """
 
     rule: str
@@ -123,19 +131,22 @@ def judge_rule(
     """Whether `rule` is exact, and the expected number of tokens of its steps.
 
     rule    a `PlannedRule`, or a function as in `specnb.rules.Rule`
-    gamma   the largest number of draft tokens of a chain; smaller ones are enumerated, too. Or the parents of a tree
-    pairs   names, each with the target's and the draft's distributions in float64; `random_pairs` unless given
+    gamma   the largest number of draft tokens of a chain; smaller ones are enumerated, too. Or the
+            parents of a tree
+    pairs   names, each with the target's and the draft's distributions in float64; `random_pairs`
+            unless given
     scheme  how the children of a node of a tree are sampled
 
-    Raises `TypeError` for a rule that takes or returns something else than rules do, and `ValueError` for a gamma below
-    1 and for tokens that do not exist.
+    Raises `TypeError` for a rule that takes or returns something else than rules do, and
+    `ValueError` for a gamma below 1 and for tokens that do not exist.
 
     >>> from specnb.rules import lenient_verification
     >>> print(judge_rule(lenient_verification(0.5), gamma=2))
     lenient_verification(0.5) is NOT exact: total variation 0.32 in the worst of 32 cases
       worst prefix: (2, 2), probability 0.2771 under the target, 0.0209 under the rule
       (3 tokens, any p and q, seed 1, gamma 2)
-    tokens per step: 2.072 (token verification 1.966, block verification 1.971, the best exact rule 1.971)
+    tokens per step: 2.072 (token verification 1.966, block verification 1.971, the best exact rule
+    1.971)
     """
     if isinstance(gamma, int):
         require_whole(gamma=(gamma, 1))
@@ -180,7 +191,8 @@ def _case(rule: Rule, name: str, pair: Pair, parents: tuple[int, ...], scheme: S
 def _emitted(
     rule: Rule, p: Conditional, q: Conditional, parents: tuple[int, ...], scheme: Scheme
 ) -> tuple[Emissions, Emissions | None]:
-    """What the rule emits; where that can only be estimated, also what token verification does on the same points."""
+    """What the rule emits; where that can only be estimated, also what token verification does on
+    the same points."""
     try:
         return step_distribution(rule, p, q, parents, scheme=scheme), None
     except ChangesInsideError:
@@ -190,7 +202,8 @@ def _emitted(
 
 
 def worst_prefix(have: Tensor, want: Tensor) -> Prefix:
-    """The prefix whose probabilities differ most in two joint distributions `(vocab,) * length`; the shortest of such.
+    """The prefix whose probabilities differ most in two joint distributions `(vocab,) * length`;
+    the shortest of such.
 
     >>> worst_prefix(torch.tensor([[0.5, 0.0], [0.25, 0.25]]), torch.full((2, 2), 0.25))
     Prefix(tokens=(0, 0), target=0.25, rule=0.5)
@@ -205,10 +218,11 @@ def worst_prefix(have: Tensor, want: Tensor) -> Prefix:
 
 
 def optimal_accepted(p: Conditional, q: Conditional, gamma: int) -> float:
-    """The largest expected number of accepted draft tokens of any exact rule for a chain of `gamma`.
+    """The largest expected number of accepted draft tokens of any exact rule for a chain of
+    `gamma`.
 
-    The sum over all sequences x of 1 to gamma tokens of the smallest q(x_1..x_j) p(x_j+1..x_n | x_1..x_j), j from 0 to
-    n: no exact rule accepts x with a larger probability.
+    The sum over all sequences x of 1 to gamma tokens of the smallest q(x_1..x_j) p(x_j+1..x_n |
+    x_1..x_j), j from 0 to n: no exact rule accepts x with a larger probability.
 
     >>> optimal_accepted(lambda x: torch.tensor([0.5, 0.5]), lambda x: torch.tensor([0.25, 0.75]), gamma=2)
     1.375
@@ -266,4 +280,5 @@ KINDS: dict[str, Callable[[np.random.Generator, Array], Array]] = {
     "impossible tokens": _with_zeros,
     "no draft token after some prefixes": lambda random, pair: pair * np.array([[1], [random.random() > 1 / 3]]),
 }
-"""What a pair is like, and how it is made for a prefix from two distributions `(2, vocab)` sampled evenly."""
+"""What a pair is like, and how it is made for a prefix from two distributions `(2, vocab)` sampled
+evenly."""

@@ -1,8 +1,9 @@
-"""Top-p: the smallest set of most probable tokens whose mass reaches it; a CPU sorts no large vocabulary for it.
+"""Top-p: the smallest set of most probable tokens whose mass reaches it; a CPU sorts no large
+vocabulary for it.
 
-Mass is counted in whole units of 2^-61. Sums of whole numbers are exact, so the set does not depend on the order in
-which a device adds, nor on which of the two ways below finds it. Parts of a unit are not counted: float32
-probabilities from 2^-38 on, and float64 ones from 2^-9 on, have none.
+Mass is counted in whole units of 2^-61. Sums of whole numbers are exact, so the set does not depend
+on the order in which a device adds, nor on which of the two ways below finds it. Parts of a unit
+are not counted: float32 probabilities from 2^-38 on, and float64 ones from 2^-9 on, have none.
 """
 
 from __future__ import annotations
@@ -15,20 +16,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 UNITS = 2.0**61
-"""Units in a mass of 1; the sum of a distribution, which rounding may take above 1, still fits into 63 bits."""
+"""Units in a mass of 1; the sum of a distribution, which rounding may take above 1, still fits into
+63 bits."""
 SMALL = 1024
 """Vocabularies up to this size are sorted whole, all rows at once."""
 STEP = 64
-"""Tokens are tried down to the most probable one's probability divided by this, then again by this, and again."""
+"""Tokens are tried down to the most probable one's probability divided by this, then again by this,
+and again."""
 
 
-# One operation for torch, which compiles, captures and replays it as a whole: inside it the CPU may look at values.
+# One operation for torch, which compiles, captures and replays it as a whole: inside it the CPU may
+# look at values.
 @torch.library.custom_op("specnb::nucleus", mutates_args=())
 def nucleus(probs: Tensor, top_p: float) -> Tensor:
-    """`probs` `(..., vocab)` of the smallest set of most probable tokens whose mass reaches `top_p`, and 0 elsewhere.
+    """`probs` `(..., vocab)` of the smallest set of most probable tokens whose mass reaches
+    `top_p`, and 0 elsewhere.
 
-    Among equals the lower index comes first. Where rounding leaves the sum of all tokens below `top_p`, all are in the
-    set. Static in shape, and without waiting for a device; without a gradient.
+    Among equals the lower index comes first. Where rounding leaves the sum of all tokens below
+    `top_p`, all are in the set. Static in shape, and without waiting for a device; without a
+    gradient.
 
     >>> nucleus(torch.tensor([0.25, 0.25, 0.5]), top_p=0.75)
     tensor([0.2500, 0.0000, 0.5000])
@@ -37,7 +43,8 @@ def nucleus(probs: Tensor, top_p: float) -> Tensor:
 
 
 def by_sorting(probs: Tensor, top_p: float) -> Tensor:
-    """What `nucleus` returns, by operations on all rows at once whose shapes and results no value on the host decides.
+    """What `nucleus` returns, by operations on all rows at once whose shapes and results no value
+    on the host decides.
 
     >>> by_sorting(torch.tensor([0.25, 0.25, 0.5]), top_p=0.75)
     tensor([0.2500, 0.0000, 0.5000])
@@ -66,7 +73,8 @@ def _(probs: Tensor, top_p: float) -> Tensor:
 
 
 def _inside(row: NDArray[np.floating], needed: int) -> NDArray[np.bool_]:
-    """Whether each token is in the smallest set of most probable ones that has `needed` units of mass by `row`."""
+    """Whether each token is in the smallest set of most probable ones that has `needed` units of
+    mass by `row`."""
     ordered = np.sort(_candidates(row, needed))[::-1]
     place = int(np.searchsorted(_units(ordered).cumsum(), needed))
     if place == len(ordered):  # rounding leaves all tokens below the mass that is needed

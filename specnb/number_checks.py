@@ -1,4 +1,5 @@
-"""Checks of arguments that several packages make: whole numbers, and numbers in an interval; what messages show.
+"""Checks of arguments that several packages make: whole numbers, and numbers in an interval; what
+messages show.
 
 The messages say what was given and what is allowed.
 """
@@ -20,7 +21,8 @@ SHOWN = 200  # characters of a value in a message
 
 
 def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Raises `ValueError` unless each of `numbers`, a value and the least one allowed, is a whole number from there.
+    """Raises `ValueError` unless each of `numbers`, a value and the least one allowed, is a whole
+    number from there.
 
     >>> require_whole(gamma=(4, 0))
     """
@@ -41,7 +43,8 @@ def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbe
 
 
 def real(value: Any) -> float:
-    """`value` as a float if it is a real number, else NaN; NaN too for a truth value, and for what no float holds.
+    """`value` as a float if it is a real number, else NaN; NaN too for a truth value, and for what
+    no float holds.
 
     >>> real(np.int64(3)), real("3")
     (3.0, nan)
@@ -53,7 +56,8 @@ def real(value: Any) -> float:
 
 
 def whole(value: Any) -> int | None:
-    """`value` as an int if it is a whole number of Python, numpy or torch, else None. A truth value is no number.
+    """`value` as an int if it is a whole number of Python, numpy or torch, else None. A truth value
+    is no number.
 
     >>> whole(np.int64(3)), whole(True), whole(2.0)
     (3, None, None)
@@ -67,7 +71,8 @@ def whole(value: Any) -> int | None:
 
 
 def whole_numbers(values: Any) -> list[int] | None:
-    """`values`, a list, array or dense tensor of whole numbers, as a list of ints; None if it is anything else.
+    """`values`, a list, array or dense tensor of whole numbers, as a list of ints; None if it is
+    anything else.
 
     >>> whole_numbers(torch.tensor([3, 1])), whole_numbers("31"), whole_numbers([0.5])
     ([3, 1], None, None)

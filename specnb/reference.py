@@ -1,7 +1,8 @@
-"""Algorithm 1 of the paper for one row, line by line: the reference that tests and notebooks compare with.
+"""Algorithm 1 of the paper for one row, line by line: the reference that tests and notebooks
+compare with.
 
-It is not a second engine: it has no cache, no batch and no models, only functions from tokens to probabilities. With
-`fractions.Fraction` its results are exact.
+It is not a second engine: it has no cache, no batch and no models, only functions from tokens to
+probabilities. With `fractions.Fraction` its results are exact.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ def speculative_decoding_step(
     accept_uniforms: Sequence[Number],
     final_uniform: Number,
 ) -> list[int]:
-    """`prefix` and the tokens that one step emits: SpeculativeDecodingStep(M_p, M_q, prefix) of Algorithm 1.
+    """`prefix` and the tokens that one step emits: SpeculativeDecodingStep(M_p, M_q, prefix) of
+    Algorithm 1.
 
-    `draft_uniforms` and `accept_uniforms` have gamma numbers in [0, 1). The comments are the lines of the paper.
+    `draft_uniforms` and `accept_uniforms` have gamma numbers in [0, 1). The comments are the lines
+    of the paper.
 
     >>> half = Fraction(1, 2)
     >>> speculative_decoding_step(lambda _: [0, 1], lambda _: [half, half], [], 2, [0.1, 0.1], [0.4, 0.4], 0.3)
@@ -40,7 +43,8 @@ def speculative_decoding_step(
         # x_i ~ q_i(x)
         x.append(sample(q[i], draft_uniforms[i]))
 
-    # Run M_p in parallel: p_1(x), ..., p_{gamma+1}(x) <- M_p(prefix), ..., M_p(prefix + [x_1, ..., x_gamma])
+    # Run M_p in parallel: p_1(x), ..., p_{gamma+1}(x) <- M_p(prefix), ..., M_p(prefix + [x_1, ...,
+    # x_gamma])
     p = [target(prefix + x[:i]) for i in range(gamma + 1)]
 
     # Determine the number of accepted guesses n: r_1 ~ U(0, 1), ..., r_gamma ~ U(0, 1)
@@ -54,7 +58,8 @@ def speculative_decoding_step(
     if n < gamma:
         adjusted = norm([max(0, p_x - q_x) for p_x, q_x in zip(p[n], q[n], strict=True)])
 
-    # Return one token from M_p, and n tokens from M_q: t ~ p'(x), return prefix + [x_1, ..., x_n, t]
+    # Return one token from M_p, and n tokens from M_q: t ~ p'(x), return prefix + [x_1, ..., x_n,
+    # t]
     t = sample(adjusted, final_uniform)
     return [*prefix, *x[:n], t]
 
@@ -70,7 +75,8 @@ def norm(mass: list[Number]) -> list[Number]:
 
 
 def sample(probs: list[Number], uniform: Number) -> int:
-    """The first token at which the cumulated distribution is above `uniform`; `ValueError` if there is none.
+    """The first token at which the cumulated distribution is above `uniform`; `ValueError` if there
+    is none.
 
     >>> sample([0.5, 0.5], 0.5)
     1

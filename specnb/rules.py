@@ -1,26 +1,34 @@
 """Verification rules: which draft tokens of a step are accepted, and which token follows them.
 
-A rule is a *plan* over a tree of draft tokens (`specnb.trees`); a chain is the tree (-1, 0, 1, ...). A plan is a pure
-function of p, q, the draft tokens and the tree. It knows no model, cache, generator or device. Leading dimensions are
-batched, shapes are static, and nothing waits for the device:
+A rule is a *plan* over a tree of draft tokens (`specnb.trees`); a chain is the tree whose node i
+follows node i - 1. A plan is a pure function of p, q, the draft tokens and the tree. It knows no
+model, cache, generator or device. Leading dimensions are batched, shapes are static, and nothing
+waits for the device:
 
-    p             (..., nodes + 1, vocab)  the target's distributions after the root and after each node
-    q             (..., nodes, vocab)      the distribution each node was sampled from, given all nodes before it
+    p             (..., nodes + 1, vocab)  the target's distributions after the root and after each
+                  node
+    q             (..., nodes, vocab)      the distribution each node was sampled from, given all
+                  nodes before it
     draft_tokens  (..., nodes)             int64; -1 where no token was proposed (its q is zero)
     tree          a `TokenTree`
 
-It gives the probability of accepting each node, and for each entry (root or node) the distribution from which the
-last token of the step comes if the step ends there. Nodes are visited in one of two ways:
+It gives the probability of accepting each node, and for each entry (root or node) the distribution
+from which the last token of the step comes if the step ends there. Nodes are visited in one of two
+ways:
 
-- *down*: from the root to the first child that is accepted, from there on in the same way, until there is none
-- *up*: every subtree before its node, earlier siblings first; the first node that is accepted is so with its ancestors
+- *down*: from the root to the first child that is accepted, from there on in the same way, until
+  there is none
+- *up*: every subtree before its node, earlier siblings first; the first node that is accepted is so
+  with its ancestors
 
-`PlannedRule` carries plans out with one uniform a node and one for the last token; `specnb.enumeration` multiplies them
-out. Equal plans make equal rules, so a compiled step is reused.
+`PlannedRule` carries plans out with one uniform a node and one for the last token;
+`specnb.enumeration` multiplies them out. Equal plans make equal rules, so a compiled step is
+reused.
 
-A rule of your own is a plan. On a chain it is exact if, with a(x) the probability that a draft token x is accepted,
-a(x) q(x) <= p(x) for every x, and the last token after a rejection is sampled from p - a q: `after` is p and `less` is
-a q. Who changes `accept` has to change `less`. Here a draft token x is proposed and accepted with min(p, q) / 2:
+A rule of your own is a plan. On a chain it is exact if, with a(x) the probability that a draft
+token x is accepted, a(x) q(x) <= p(x) for every x, and the last token after a rejection is sampled
+from p - a q: `after` is p and `less` is a q. Who changes `accept` has to change `less`. Here a
+draft token x is proposed and accepted with min(p, q) / 2:
 
 >>> @partial(PlannedRule, schemes=())  # for chains only
 ... def half_as_often(p, q, draft_tokens, tree):
@@ -36,12 +44,16 @@ Outcome(accepted=tensor(1), token=tensor(0), path=None)
 [[0.25, 0.25], [0.25, 0.25]]
 
 Sources (read where nothing else is said)
-- Token verification, rejection sampling, lenience: Leviathan et al., arXiv 2211.17192, Algorithm 1, A.2 and A.5.
-- Its recursion over siblings: Stratos' notes on speculative decoding, section 2; SpecInfer (Miao et al., 2305.09781, as
-  these notes restate it); recursive rejection sampling (Jeon et al., 2402.14160, abstract).
-- EAGLE's rule for top-k trees: its authors' answers in github.com/SafeAILab/EAGLE issues 93, 183 and 221.
-- Block verification: Sun et al., 2403.10444, Algorithm 2 and equation (4). Traversal: Weng et al., 2505.12398
-  (abstract); the recursion here is derived from block verification and proved by enumeration.
+- Token verification, rejection sampling, lenience: Leviathan et al., arXiv 2211.17192, Algorithm 1,
+  A.2 and A.5.
+- Its recursion over siblings: Stratos' notes on speculative decoding, section 2; SpecInfer (Miao et
+  al., 2305.09781, as these notes restate it); recursive rejection sampling (Jeon et al.,
+  2402.14160, abstract).
+- EAGLE's rule for top-k trees: its authors' answers in github.com/SafeAILab/EAGLE issues 93, 183
+  and 221.
+- Block verification: Sun et al., 2403.10444, Algorithm 2 and equation (4). Traversal: Weng et al.,
+  2505.12398 (abstract); the recursion here is derived from block verification and proved by
+  enumeration.
 SpecTr, SpecHub and rules whose exactness is disputed are in `studies.rules`.
 """
 
@@ -65,9 +77,12 @@ from specnb.trees import SCHEMES, Scheme, TokenTree, chain
 class Outcome(NamedTuple):
     """The decision of a rule.
 
-    accepted  (...,) int64        number of accepted draft tokens, at most gamma or the depth of the tree
-    token     (...,) int64        the token that follows them: recovered after a rejection, or a bonus token
-    path      (..., depth) int64  the accepted nodes, from the root down, then -1; None if no tree was given: then they
+    accepted  (...,) int64        number of accepted draft tokens, at most gamma or the depth of the
+              tree
+    token     (...,) int64        the token that follows them: recovered after a rejection, or a
+              bonus token
+    path      (..., depth) int64  the accepted nodes, from the root down, then -1; None if no tree
+              was given: then they
                                   are 0, 1, ..., accepted - 1
     """
 
@@ -77,17 +92,21 @@ class Outcome(NamedTuple):
 
 
 Rule = Callable[..., Outcome]
-"""A `PlannedRule`, or any function of `(p, q, draft_tokens, accept_uniforms, final_uniform)`, and the tree if it is to
-verify trees."""
+"""A `PlannedRule`, or any function of `(p, q, draft_tokens, accept_uniforms, final_uniform)`, and
+the tree if it is to verify trees."""
 
 
 class Plan(NamedTuple):
     """What a rule does with given draft tokens.
 
-    accept  (..., nodes)             that a node is accepted once it is visited; above 1 counts as 1, NaN as 0
-    after   (..., nodes + 1, vocab)  what the last token is sampled from where the step ends, up to a factor
-    less    (..., n, vocab)          what `after` is reduced by at the first n entries: max(0, after - less), or
-                                     `after` if that is 0; calculated only where the step ends, so it costs less
+    accept  (..., nodes)             that a node is accepted once it is visited; above 1 counts as
+            1, NaN as 0
+    after   (..., nodes + 1, vocab)  what the last token is sampled from where the step ends, up to
+            a factor
+    less    (..., n, vocab)          what `after` is reduced by at the first n entries: max(0, after
+            - less), or
+                                     `after` if that is 0; calculated only where the step ends, so
+                                     it costs less
     """
 
     accept: Tensor
@@ -111,8 +130,9 @@ Planner = Callable[[Tensor, Tensor, Tensor, TokenTree], Plan]
 class PlannedRule:
     """The rule that carries `plan` out, `up` from the leaves or down from the root.
 
-    `schemes` are the ways to sample children of one node (`specnb.trees`) for which it is as exact as for a chain: all,
-    unless given; none, `schemes=()`, for a rule that was enumerated on chains only.
+    `schemes` are the ways to sample children of one node (`specnb.trees`) for which it is as exact
+    as for a chain: all, unless given; none, `schemes=()`, for a rule that was enumerated on chains
+    only.
 
     p, q, draft_tokens  as in the module
     accept_uniforms     (..., nodes)  one uniform in [0, 1) for each node
@@ -164,7 +184,8 @@ class PlannedRule:
         return plan
 
 
-# What a rule of one's own must be: the loop and the enumeration ask for the same, in the same words.
+# What a rule of one's own must be: the loop and the enumeration ask for the same, in the same
+# words.
 
 PLAN_ARGUMENTS = ("p", "q", "draft_tokens", "tree")
 RULE_ARGUMENTS = ("p", "q", "draft_tokens", "accept_uniforms", "final_uniform")
@@ -181,7 +202,8 @@ def require_rule(rule: Any, with_tree: bool = False) -> None:
 
 
 def _require_arguments(kind: str, function: Callable[..., Any], given: tuple[str, ...]) -> None:
-    takes = inspect.signature(function, follow_wrapped=False)  # a PlannedRule wraps its plan, which takes others
+    # a PlannedRule wraps its plan, which takes others.
+    takes = inspect.signature(function, follow_wrapped=False)
     try:
         takes.bind(*given)
     except TypeError as error:
@@ -192,7 +214,8 @@ def _require_arguments(kind: str, function: Callable[..., Any], given: tuple[str
 
 
 def require_plan(plan: Any, p: Tensor, rule: Any) -> None:
-    """Raises `TypeError` unless `plan` is a `Plan` of the shapes that go with p `(..., nodes + 1, vocab)`.
+    """Raises `TypeError` unless `plan` is a `Plan` of the shapes that go with p
+    `(..., nodes + 1, vocab)`.
 
     >>> require_plan(Plan(torch.ones(1), torch.ones(2, 3)), torch.ones(2, 3), "mine")
     """
@@ -207,7 +230,8 @@ def require_plan(plan: Any, p: Tensor, rule: Any) -> None:
 
 
 def require_outcome(outcome: Any, rows: int, with_path: bool = False) -> None:
-    """Raises `TypeError` unless a rule returned an `Outcome` of int64 tensors `(rows,)`, with a path for a tree.
+    """Raises `TypeError` unless a rule returned an `Outcome` of int64 tensors `(rows,)`, with a
+    path for a tree.
 
     >>> require_outcome(Outcome(torch.tensor([1]), torch.tensor([2])), rows=1)
     """
@@ -237,7 +261,8 @@ def as_tree(parents: Sequence[int] | None, draft_tokens: Tensor) -> TokenTree:
     return _CHAINS[gamma] if gamma < len(_CHAINS) else TokenTree(chain(gamma), tables=False)
 
 
-_CHAINS = tuple(TokenTree(chain(gamma), tables=False) for gamma in range(33))  # they hold no tensors, so no device
+# They hold no tensors, so no device.
+_CHAINS = tuple(TokenTree(chain(gamma), tables=False) for gamma in range(33))
 
 
 # From the root down
@@ -247,10 +272,11 @@ _CHAINS = tuple(TokenTree(chain(gamma), tables=False) for gamma in range(33))  #
 def token_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
     """Algorithm 1, and its recursion over siblings: exact for any p and q (appendix A.1).
 
-    A draft token x is accepted with probability min(1, p(x)/q(x)); after a rejection p is replaced by the residual
-    norm(max(0, p - q)), by which the next sibling is tested, or from which the last token is sampled.
-    Exact if each q is the distribution of that node's token given all nodes before it: independent samples, samples
-    without replacement, several draft models; not if repeats are merged into one child.
+    A draft token x is accepted with probability min(1, p(x)/q(x)); after a rejection p is replaced
+    by the residual norm(max(0, p - q)), by which the next sibling is tested, or from which the last
+    token is sampled. Exact if each q is the distribution of that node's token given all nodes
+    before it: independent samples, samples without replacement, several draft models; not if
+    repeats are merged into one child.
 
     >>> p, q = torch.tensor([[0.5, 0.5], [1.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     >>> uniforms = torch.tensor([0.7, 0.1])
@@ -273,11 +299,12 @@ recursive_rejection = token_verification
 
 @PlannedRule
 def exact_match(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-    """Accept x with probability p(x); after a rejection set p(x) to 0 and renormalise. Exact; q is not read.
+    """Accept x with probability p(x); after a rejection set p(x) to 0 and renormalise. Exact; q is
+    not read.
 
-    So do samplers that sample the target's own token and keep it if a child has it, and EAGLE for top-k trees. It is
-    token verification with q = 1 for tokens that were chosen without looking at p. A chain's token is accepted with
-    probability sum p q, at most the overlap.
+    So do samplers that sample the target's own token and keep it if a child has it, and EAGLE for
+    top-k trees. It is token verification with q = 1 for tokens that were chosen without looking at
+    p. A chain's token is accepted with probability sum p q, at most the overlap.
 
     >>> p = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
     >>> exact_match(p, p[:1], torch.tensor([1]), torch.tensor([0.7]), torch.tensor(0.0))
@@ -290,9 +317,11 @@ def exact_match(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> 
 
 @PlannedRule
 def rejection_sampling(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-    """Appendix A.2, tried once: accept x with probability p(x)/(M q(x)), M = max p/q; otherwise sample from p.
+    """Appendix A.2, tried once: accept x with probability p(x)/(M q(x)), M = max p/q; otherwise
+    sample from p.
 
-    Exact. The acceptance probability is 1/M = min over x of q(x)/p(x), which is at most the overlap.
+    Exact. The acceptance probability is 1/M = min over x of q(x)/p(x), which is at most the
+    overlap.
 
     >>> p, q = torch.tensor([[0.75, 0.25], [1.0, 0.0]]), torch.tensor([[0.5, 0.5]])  # M = 1.5
     >>> rejection_sampling(p, q, torch.tensor([1]), torch.tensor([0.4]), torch.tensor(0.9))  # 0.4 > 1/3
@@ -323,11 +352,13 @@ class _Lenient(_WithLenience):
 
 
 def lenient_verification(lenience: float) -> PlannedRule:
-    """Algorithm 1 with q multiplied by `lenience` l before the comparison (appendix A.5). Not exact for l < 1.
+    """Algorithm 1 with q multiplied by `lenience` l before the comparison (appendix A.5). Not exact
+    for l < 1.
 
-    Accepts x with probability min(1, p(x) / (l q(x))); after a rejection samples from Algorithm 1's residual.
-    No token is emitted with probability above p(x)/l; the distribution of the emitted token and its distance from p
-    are in `specnb.theory`. l = 1 is `token_verification`, bit for bit. Raises `ValueError` unless 0 < l <= 1.
+    Accepts x with probability min(1, p(x) / (l q(x))); after a rejection samples from Algorithm 1's
+    residual. No token is emitted with probability above p(x)/l; the distribution of the emitted
+    token and its distance from p are in `specnb.theory`. l = 1 is `token_verification`, bit for
+    bit. Raises `ValueError` unless 0 < l <= 1.
 
     >>> p, q = torch.tensor([[0.5, 0.5], [1.0, 0.0]]), torch.tensor([[0.0, 1.0]])
     >>> lenient_verification(0.5)(p, q, torch.tensor([1]), torch.tensor([0.7]), torch.tensor(0.9)).accepted
@@ -350,11 +381,13 @@ class _LenientGreedy(_WithLenience):
 
 
 def lenient_greedy_verification(lenience: float) -> PlannedRule:
-    """Accept the target's argmax, and any x with p(x) > l max p (appendix A.5 with its inequality reversed).
+    """Accept the target's argmax, and any x with p(x) > l max p (appendix A.5 with its inequality
+    reversed).
 
-    Then emit the argmax at the next position. p must not be one-hot: call `generate` with temperature 1 and give the
-    drafter temperature 0. q and the uniforms are not read. The inequality is strict, so l = 1 is
-    `greedy_verification`, ties included. Raises `ValueError` unless 0 < l <= 1.
+    Then emit the argmax at the next position. p must not be one-hot: call `generate` with
+    temperature 1 and give the drafter temperature 0. q and the uniforms are not read. The
+    inequality is strict, so l = 1 is `greedy_verification`, ties included. Raises `ValueError`
+    unless 0 < l <= 1.
 
     >>> p = torch.tensor([[0.4, 0.6], [0.7, 0.3]])
     >>> lenient_greedy_verification(0.5)(p, p[:1], torch.tensor([0]), torch.zeros(1), torch.tensor(0.0)).accepted
@@ -365,7 +398,8 @@ def lenient_greedy_verification(lenience: float) -> PlannedRule:
 
 @PlannedRule
 def greedy_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-    """Accept while a draft token is the target's argmax; then emit the argmax. q and the uniforms are not read.
+    """Accept while a draft token is the target's argmax; then emit the argmax. q and the uniforms
+    are not read.
 
     For one-hot p this is Algorithm 1 at temperature 0, where it is exact.
 
@@ -381,14 +415,15 @@ def greedy_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenT
 
 @partial(PlannedRule, up=True)
 def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-    """Every node is tested when its subtree has been rejected. Exact, as token verification; accepts as many or more.
+    """Every node is tested when its subtree has been rejected. Exact, as token verification;
+    accepts as many or more.
 
-    Each node has a weight w, 1 for the root, and r, to begin with p after it. Its children x, in their order, begin
-    with the weight min(1, w r(x)/q(x)). When the whole subtree of x has been rejected, with m = sum max(0, w r - q)
-    the node goes on with r = norm(max(0, w r - q)) and w = m / (m + 1 - w). When no child is left, the node itself is
-    accepted with probability w, and then the last token is sampled from r.
-    On a chain it is block verification, which no exact rule exceeds (`studies.rules.optimal_acceptance`); at depth 1 it
-    is token verification.
+    Each node has a weight w, 1 for the root, and r, to begin with p after it. Its children x, in
+    their order, begin with the weight min(1, w r(x)/q(x)). When the whole subtree of x has been
+    rejected, with m = sum max(0, w r - q) the node goes on with r = norm(max(0, w r - q)) and w = m
+    / (m + 1 - w). When no child is left, the node itself is accepted with probability w, and then
+    the last token is sampled from r. On a chain it is block verification, which no exact rule
+    exceeds (`studies.rules.optimal_acceptance`); at depth 1 it is token verification.
 
     >>> p, q = torch.tensor([[0.2, 0.8]] * 3), torch.tensor([[0.8, 0.2]] * 2)
     >>> block_verification(p, q, torch.tensor([0, 1]), torch.tensor([0.9, 0.9]), torch.tensor(0.5))
@@ -407,7 +442,8 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
         scale = torch.stack([scales[entry] for entry in entries], dim=-1) if turn else weight
         rest = (scale.unsqueeze(-1) * own - proposed).clamp_min(0)
         kept = rest.sum(dim=-1)
-        weight = (kept / (kept + 1 - weight)).nan_to_num(1.0)  # 0/0: the child is accepted with certainty
+        # 0/0: the child is accepted with certainty.
+        weight = (kept / (kept + 1 - weight)).nan_to_num(1.0)
         left[..., parents, :] = rest.where(kept.unsqueeze(-1) > 0, own).to(left.dtype)
         for entry, new_weight in zip(entries, weight.unbind(-1), strict=True):
             weights[entry] = new_weight
@@ -419,7 +455,8 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
 
 
 block_verification = traversal_verification
-"""The name of traversal verification on chains (Sun et al., Algorithm 2): accept the longest prefix that passes."""
+"""The name of traversal verification on chains (Sun et al., Algorithm 2): accept the longest prefix
+that passes."""
 
 
 def _row(rows: Float[Tensor, "*batch n vocab"], index: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch vocab"]:
@@ -435,8 +472,8 @@ def _chosen(probs: Float[Tensor, "*batch n vocab"], tokens: Int[Tensor, "*batch 
 def acceptance_ratio(mass: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
     """mass(x) / q(x) of each token `(..., n)`, 0 where there is none; NaN where both are 0.
 
-    In float64, where `u < p/q` and `u q < p` agree but for rounding in the 53rd bit. (Algorithm 1 also accepts where
-    they are equal, which happens with probability 0.)
+    In float64, where `u < p/q` and `u q < p` agree but for rounding in the 53rd bit. (Algorithm 1
+    also accepts where they are equal, which happens with probability 0.)
     """
     index = tokens.clamp_min(0).unsqueeze(-1)
     ratio = mass.gather(-1, index).squeeze(-1).double() / q.gather(-1, index).squeeze(-1)

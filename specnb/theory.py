@@ -1,14 +1,17 @@
-"""Closed forms of the paper: expected tokens, speed-up and the best gamma (3.1 to 3.5, A.2), and lenience (A.5).
+"""Closed forms of the paper: expected tokens, speed-up and the best gamma (3.1 to 3.5, A.2), and
+lenience (A.5).
 
-alpha is the acceptance probability in [0, 1], gamma the number of draft tokens per step (0, 1, 2, ... or inf), c the
-time of a forward pass of the draft model, in units of a target forward pass over one token. Arguments broadcast as
-numpy arrays. Limits (alpha = 0, alpha = 1, c = 0) are exact. Acceptance is assumed iid. Every function of these raises
-`ValueError` for an alpha outside [0, 1], a gamma that is not a whole number from 0, and a cost that is negative or not
+alpha is the acceptance probability in [0, 1], gamma the number of draft tokens per step (a whole
+number from 0, or inf), c the time of a forward pass of the draft model, in units of a target
+forward pass over one token. Arguments broadcast as numpy arrays. Limits (alpha = 0, alpha = 1,
+c = 0) are exact. Acceptance is assumed iid. Every function of these raises `ValueError` for an
+alpha outside [0, 1], a gamma that is not a whole number from 0, and a cost that is negative or not
 finite. Simulated steps with iid acceptance check the formulas without using them.
 
-The lenient rule (`specnb.rules.lenient_verification`), with target p, draft q and lenience l in (0, 1], accepts a
-sampled draft token x with probability min(1, p(x) / (l q(x))); the remaining mass is filled from Algorithm 1's
-residual. Functions of p and q work on the last axis and any leading batch shape.
+The lenient rule (`specnb.rules.lenient_verification`), with target p, draft q and lenience l in (0,
+1], accepts a sampled draft token x with probability min(1, p(x) / (l q(x))); the remaining mass is
+filled from Algorithm 1's residual. Functions of p and q work on the last axis and any leading batch
+shape.
 
 >>> print(walltime_improvement(alpha=0.8, gamma=4, c=0.05).round(3))
 2.801
@@ -72,7 +75,8 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Array:
 
 
 def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
-    """P(tokens per step = n) for n = 1 .. gamma + 1, on a new last axis: capped geometric (section 3.1).
+    """P(tokens per step = n) for n = 1 .. gamma + 1, on a new last axis: capped geometric (section
+    3.1).
 
     Raises `ValueError` also for an infinite gamma.
 
@@ -87,10 +91,12 @@ def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
 
 
 def step_begins(alpha: float, gamma: int, tokens: int) -> Array:
-    """u(k) for k = 0 .. tokens - 1: the probability that a step begins after exactly k emitted tokens `(tokens,)`.
+    """u(k) for k = 0 .. tokens - 1: the probability that a step begins after exactly k emitted
+    tokens `(tokens,)`.
 
-    u(0) = 1 and u(k) = sum_n P(n) u(k - n), where P is `count_distribution`. The sum over k is the mean number of
-    steps, and so of target forward passes, of a sequence of this length. Raises `ValueError` for an infinite gamma.
+    u(0) = 1 and u(k) = sum_n P(n) u(k - n), where P is `count_distribution`. The sum over k is the
+    mean number of steps, and so of target forward passes, of a sequence of this length. Raises
+    `ValueError` for an infinite gamma.
 
     >>> step_begins(0.5, gamma=1, tokens=3).tolist()
     [1.0, 0.5, 0.75]
@@ -106,7 +112,8 @@ def step_begins(alpha: float, gamma: int, tokens: int) -> Array:
 def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
     """Time of a step, in units of a target forward pass over one token: gamma c + v(gamma + 1).
 
-    Without `verify_cost`, v = 1 as in Theorem 3.8. Raises `ValueError` for gamma = inf with a `verify_cost`.
+    Without `verify_cost`, v = 1 as in Theorem 3.8. Raises `ValueError` for gamma = inf with a
+    `verify_cost`.
 
     >>> step_cost(gamma=4, c=0.25, verify_cost=lambda n: 1 + 0.1 * n).tolist()
     2.5
@@ -127,8 +134,8 @@ def walltime_improvement(
 ) -> Array:
     """The speed-up over plain decoding, E[tokens per step] / (gamma c + 1): Theorem 3.8.
 
-    `verify_cost` replaces the theorem's assumption that a forward pass over gamma + 1 tokens takes as long as one over
-    a single token: the denominator becomes gamma c + v(gamma + 1).
+    `verify_cost` replaces the theorem's assumption that a forward pass over gamma + 1 tokens takes
+    as long as one over a single token: the denominator becomes gamma c + v(gamma + 1).
 
     >>> walltime_improvement(alpha=0.5, gamma=1, c=[0.0, 0.5]).tolist()
     [1.5, 1.0]
@@ -157,10 +164,11 @@ def operations_increase(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) ->
 def optimal_gamma(
     alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None, largest: int = LARGEST_GAMMA
 ) -> NDArray[np.int64]:
-    """The gamma from 0 (do not speculate) to `largest` with the best walltime improvement (section 3.5).
+    """The gamma from 0 (do not speculate) to `largest` with the best walltime improvement (section
+    3.5).
 
-    The smallest one of several that are equally good. With c = 0 and v = 1 a larger gamma is always better, so the
-    result is limited only by rounding and by `largest`.
+    The smallest one of several that are equally good. With c = 0 and v = 1 a larger gamma is always
+    better, so the result is limited only by rounding and by `largest`.
 
     >>> optimal_gamma(alpha=[0.2, 0.6, 0.9], c=0.1).tolist()
     [1, 3, 10]
@@ -172,9 +180,11 @@ def optimal_gamma(
 
 
 def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
-    """The walltime improvement at the optimal gamma; at least 1, because gamma = 0 is plain decoding.
+    """The walltime improvement at the optimal gamma; at least 1, because gamma = 0 is plain
+    decoding.
 
-    Above 1 if and only if alpha > c, and then at least (1 + alpha) / (1 + c), the value at gamma = 1: Corollary 3.9.
+    Above 1 if and only if alpha > c, and then at least (1 + alpha) / (1 + c), the value at gamma =
+    1: Corollary 3.9.
 
     >>> best_improvement(alpha=0.1, c=0.5).tolist()
     1.0
@@ -183,10 +193,11 @@ def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | N
 
 
 def solve_alpha(tokens_per_step: float, gamma: int) -> float:
-    """The alpha at which Equation 1 gives `tokens_per_step`: the iid acceptance that explains a mean count.
+    """The alpha at which Equation 1 gives `tokens_per_step`: the iid acceptance that explains a
+    mean count.
 
-    Raises `ValueError` for gamma < 1, where every alpha gives one token, and when `tokens_per_step` is not between 1
-    and gamma + 1.
+    Raises `ValueError` for gamma < 1, where every alpha gives one token, and when `tokens_per_step`
+    is not between 1 and gamma + 1.
 
     >>> round(solve_alpha(1.875, gamma=3), 6)
     0.5

@@ -1,13 +1,17 @@
-"""Trees of draft tokens: their shape, where their nodes lie in the cache, and how the children of a node are sampled.
+"""Trees of draft tokens: their shape, where their nodes lie in the cache, and how the children of a
+node are sampled.
 
-A tree is given by `parents`: an earlier node for each node, or -1 for the root, which is the newest token of a row. A
-chain is the tree (-1, 0, 1, ...). An *entry* is the root (0) or a node (i + 1 for node i).
+A tree is given by `parents`: an earlier node for each node, or -1 for the root, which is the newest
+token of a row. A chain is the tree (-1, 0, 1, ...). An *entry* is the root (0) or a node (i + 1 for
+node i).
 
-The nodes occupy consecutive slots of the cache: the root first, then the draft tokens in their order. The position of a
-node is that of the root plus its depth. A node sees the sequence up to the root, its ancestors and itself.
+The nodes occupy consecutive slots of the cache: the root first, then the draft tokens in their
+order. The position of a node is that of the root plus its depth. A node sees the sequence up to the
+root, its ancestors and itself.
 
-A scheme is a function from q `(..., vocab)`, the drafter's distribution after a node, and the tokens `(...,)` of the
-children proposed so far to the distribution `(..., vocab)` of the next child; zero where nothing is left to propose.
+A scheme is a function from q `(..., vocab)`, the drafter's distribution after a node, and the
+tokens `(...,)` of the children proposed so far to the distribution `(..., vocab)` of the next
+child; zero where nothing is left to propose.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ Rows = slice | Tensor
 
 
 class Siblings(NamedTuple):
-    """Nodes that a rule visits together: as numbers, as an index, and an index of their parents' entries."""
+    """Nodes that a rule visits together: as numbers, as an index, and an index of their parents'
+    entries."""
 
     numbers: list[int]
     nodes: Rows
@@ -38,16 +43,18 @@ class TokenTree:
     """The tree `parents`, with tables on `device` for the forward pass and for rules.
 
     depths     (nodes + 1,)            the depth of each entry, 0 for the root
-    ancestors  (nodes + 1, nodes + 1)  whether the second entry is an ancestor of the first, or itself
+    ancestors  (nodes + 1, nodes + 1)  whether the second entry is an ancestor of the first, or
+               itself
     paths      (nodes + 1, depth)      the nodes from the root to each entry, then -1
 
     parent_entries  an index of the entries of all parents
     by_rank         the first child of every entry that has one, then the second children, and so on
     by_turns        the nodes by how many earlier siblings they and their ancestors have
-    families        the children of each entry that has any, in their order; their `parents` is that one entry
+    families        the children of each entry that has any, in their order; their `parents` is that
+                    one entry
 
-    A chain without `tables` has the last four only, which hold no tensors then: so one can be made within a step.
-    Raises `ValueError` for parents that do not come before their children.
+    A chain without `tables` has the last four only, which hold no tensors then: so one can be made
+    within a step. Raises `ValueError` for parents that do not come before their children.
 
     >>> TokenTree((-1, -1, 0)).ancestors.int()
     tensor([[1, 0, 0, 0],
@@ -83,7 +90,8 @@ class TokenTree:
         earlier = [[other < node and self.parents[other] == own for other in range(len(self.parents))]
                    for node, own in enumerate(self.parents)]  # fmt: skip
         self._earlier_siblings = torch.tensor(earlier, dtype=torch.bool, device=self.device)
-        # The root's entry, then those of the nodes in the reverse of the order in which they are visited.
+        # The root's entry, then those of the nodes in the reverse of the order in which they are
+        # visited.
         self._leaves_last = self._table([0, *[node + 1 for node in reversed(leaves_first(self.parents))]])
 
     def slots(self, first: Tensor) -> Tensor:
@@ -101,7 +109,8 @@ class TokenTree:
         return (inside & (entry <= len(self.parents))[:, None]) | (entry < 0)[:, None]
 
     def last_from_root(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
-        """The entry reached from the root by going to the first child that `passed`, as long as there is one.
+        """The entry reached from the root by going to the first child that `passed`, as long as
+        there is one.
 
         >>> passed = torch.tensor([[False, True, True, True], [True, True, False, True]])
         >>> TokenTree((-1, -1, 0, 1)).last_from_root(passed)
@@ -111,10 +120,12 @@ class TokenTree:
             return passed.cumprod(dim=-1).sum(dim=-1)
         chosen = passed & ~(passed.unsqueeze(-2) & self._earlier_siblings).any(dim=-1)
         reached = (chosen.unsqueeze(-2) | ~self.ancestors[1:, 1:]).all(dim=-1)
-        return (reached * self._numbers(passed)).amax(dim=-1)  # an entry has a larger number than its ancestors
+        # An entry has a larger number than its ancestors.
+        return (reached * self._numbers(passed)).amax(dim=-1)
 
     def first_from_leaves(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
-        """The first entry that `passed`, every subtree before its node and earlier siblings first; else the root, 0.
+        """The first entry that `passed`, every subtree before its node and earlier siblings first;
+        else the root, 0.
 
         >>> TokenTree((-1, 0, -1)).first_from_leaves(torch.tensor([[True, False, True], [False, False, False]]))
         tensor([1, 0])
@@ -217,7 +228,8 @@ def distinct_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
 
 
 def top_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """The most probable token, then the second, and so on: no randomness, so the distribution is one-hot.
+    """The most probable token, then the second, and so on: no randomness, so the distribution is
+    one-hot.
 
     Of equals the lowest token comes first, on every device.
 

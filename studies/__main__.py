@@ -1,4 +1,5 @@
-"""Makes committed tables: `python -m studies NAME [--small] [ITEM ...]`; `python -m studies all` makes every one."""
+"""Makes committed tables: `python -m studies NAME [--small] [ITEM ...]`; `python -m studies all`
+makes every one."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The corpus: Python source files of packages that are installed for other reasons, PyTorch and figures.
+"""The corpus: Python source files of packages that are installed for other reasons, PyTorch and
+figures.
 
-The manifest `data/corpus.csv` states package, version, file, split and SHA-256. A file with other contents is refused,
-so all machines train and measure on the same text. `python -m studies.corpus` writes the manifest.
+The manifest `data/corpus.csv` states package, version, file, split and SHA-256. A file with other
+contents is refused, so all machines train and measure on the same text. `python -m studies.corpus`
+writes the manifest.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def manifest(path: Path = MANIFEST) -> list[Source]:
 def read(split: str, limit: int | None = None, path: Path = MANIFEST) -> list[str]:
     """The texts of the files of `split` (`"train"` or `"held-out"`), the first `limit` of them.
 
-    Raises `RuntimeError` when an installed file is missing or is not the one that the manifest names; the message says
-    what to install.
+    Raises `RuntimeError` when an installed file is missing or is not the one that the manifest
+    names; the message says what to install.
     """
     sources = [source for source in manifest(path) if source.split == split][:limit]
     return [_verified(source).decode("utf-8") for source in sources]

@@ -17,12 +17,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def out() -> Path:
-    """The folder under which `data/results` and `figures` are written: `SPECNB_OUT` if it is set, or `build/own`."""
+    """The folder under which `data/results` and `figures` are written: `SPECNB_OUT` if it is set,
+    or `build/own`."""
     return Path(os.environ.get("SPECNB_OUT") or ROOT / "build" / "own")
 
 
 def located(folder: str, name: str) -> str:
-    """The path of the file `name` of a folder, in the checkout and under `out()`; names of the audit begin with audit/.
+    """The path of the file `name` of a folder, in the checkout and under `out()`; names of the
+    audit begin with audit/.
 
     >>> located("figures", "05_sampling.svg"), located("figures", "audit/02_rows.svg")
     ('figures/05_sampling.svg', 'audit/figures/02_rows.svg')
@@ -38,7 +40,8 @@ def notebooks() -> dict[str, Path]:
 
 
 def data_file(name: str) -> Path:
-    """The file `name` of `data` (`located`); of a notebook's table the one under `out()`, if this run has made it.
+    """The file `name` of `data` (`located`); of a notebook's table the one under `out()`, if this
+    run has made it.
 
     >>> data_file("reference/table3_alpha.csv").relative_to(ROOT).as_posix()
     'data/reference/table3_alpha.csv'
@@ -57,9 +60,11 @@ def read_table(name: str, **how: Any) -> pd.DataFrame:
 
 
 def write(path: Path, content: str | bytes) -> Path:
-    """Writes a file under a temporary name, moves it into place and returns `path`; readers never see half a file.
+    """Writes a file under a temporary name, moves it into place and returns `path`; readers never
+    see half a file.
 
-    Raises `OSError`, with the path, if the disk is full or the folder is read-only; an old file then stays as it was.
+    Raises `OSError`, with the path, if the disk is full or the folder is read-only; an old file
+    then stays as it was.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,9 +1,10 @@
-"""What a study is, and how one is run: rows item by item, then the committed table and the record beside it.
+"""What a study is, and how one is run: rows item by item, then the committed table and the record
+beside it.
 
-A study is a module with the name of its table and a `STUDY`. The table is `data/results/<name>.csv`, in `audit` for the
-modules of `audit_studies`; `<name>.record.json` says by which commit, when, with which settings and on what it was
-measured. Rows of finished items are kept under `build/studies/<name>/<commit>`, so an interrupted run goes on where it
-was.
+A study is a module with the name of its table and a `STUDY`. The table is
+`data/results/<name>.csv`, in `audit` for the modules of `audit_studies`; `<name>.record.json` says
+by which commit, when, with which settings and on what it was measured. Rows of finished items are
+kept under `build/studies/<name>/<commit>`, so an interrupted run goes on where it was.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Study:
 
 
 def names() -> list[str]:
-    """The names of all studies: modules in the folders of `studies` and `audit_studies` that define `STUDY`."""
+    """The names of all studies: modules in the folders of `studies` and `audit_studies` that define
+    `STUDY`."""
     return sorted(_modules())
 
 
@@ -91,10 +93,11 @@ def find(name: str) -> Study:
 
 
 def run(name: str, items: Sequence[str] = (), *, small: bool = False, out: Path = ROOT) -> Path | None:
-    """Measures what is missing of `items` (all by default), and writes table and record where every item is there.
+    """Measures what is missing of `items` (all by default), and writes table and record where every
+    item is there.
 
-    Returns the table's path, or None. `small` tries the code and writes below `out`/build/small. Raises `ValueError`
-    for an unknown study or item.
+    Returns the table's path, or None. `small` tries the code and writes below `out`/build/small.
+    Raises `ValueError` for an unknown study or item.
     """
     study = find(name)
     settings, every = (study.small, study.small_items or study.items) if small else (study.settings, study.items)
@@ -173,9 +176,11 @@ def conditions(pair: Pair, compiled: bool | str = False) -> dict[str, Any]:
 def timed_in_turn(
     call: Callable[[Any, Any, int], object], choices: Sequence[Any], prompts: Sequence[Any], device: str = "cpu"
 ) -> NDArray[np.float64]:
-    """Seconds `(prompts, choices)` of `call(choice, prompt, number)`, number being that of the prompt.
+    """Seconds `(prompts, choices)` of `call(choice, prompt, number)`, number being that of the
+    prompt.
 
-    All choices take turns on each prompt, in a new random order, after a round with the first prompt that warms up.
+    All choices take turns on each prompt, in a new random order, after a round with the first
+    prompt that warms up.
     """
     numbered = [(prompts[0], 0), *zip(prompts, range(len(prompts)), strict=True)]
     rounds = [[Job(partial(call, choice, *one)) for choice in choices] for one in numbered]

@@ -1,4 +1,5 @@
-"""Lines of code, by the table in CONTRIBUTING: a limit is there to notice growth, and is raised by who has a reason."""
+"""Lines of code, by the table in CONTRIBUTING: a limit is there to notice growth, and is raised by
+who has a reason."""
 
 from __future__ import annotations
 
@@ -16,16 +17,22 @@ ROW = re.compile(r"^\| `([\w/]+)/` \| ([\d,]+) \|", flags=re.MULTILINE)
 LIMITS = {folder: int(lines.replace(",", "")) for folder, lines in ROW.findall((ROOT / "CONTRIBUTING.md").read_text())}
 
 
-def code_lines(source: str) -> int:
-    """The lines of `source` that are neither blank nor only a comment or a docstring."""
-    free = {number for number, line in enumerate(source.splitlines(), 1) if not line.strip()}
+def prose(source: str) -> set[int]:
+    """The lines of `source` that are only a comment, or part of a docstring."""
+    lines = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            free.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+            lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and token.line.strip() == token.string:
-            free.add(token.start[0])
-    return len(source.splitlines()) - len(free)
+            lines.add(token.start[0])
+    return lines
+
+
+def code_lines(source: str) -> int:
+    """The lines of `source` that are neither blank nor only a comment or a docstring."""
+    blank = {number for number, line in enumerate(source.splitlines(), 1) if not line.strip()}
+    return len(source.splitlines()) - len(blank | prose(source))
 
 
 def test_code_is_counted_without_what_explains_it() -> None:
@@ -55,3 +62,16 @@ def test_notebooks_keep_their_limits(folder: str) -> None:
     assert sum(lines) <= LIMITS[folder]
     assert max(lines) <= 300
     assert max(map(len, notebooks)) <= 45
+
+
+def test_docstrings_and_comments_end_at_column_100() -> None:
+    """They are read as text. Code, examples in docstrings included, ends at 120."""
+    wide = []
+    for file in (one for folder in (*LIMITS, ".ci", "docs") for one in (ROOT / folder).rglob("*.py")):
+        source = file.read_text(encoding="utf-8")
+        lines = dict(enumerate(source.splitlines(), 1))
+        text = {
+            number: lines[number] for number in prose(source) if not lines[number].lstrip().startswith((">>>", "..."))
+        }
+        wide += [f"{file}:{number}" for number, line in text.items() if len(line) > 100]
+    assert wide == []

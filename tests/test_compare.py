@@ -1,4 +1,5 @@
-"""The comparison of what a run made with what is committed: the same, measured, or different; and taking it over."""
+"""The comparison of what a run made with what is committed: the same, measured, or different; and
+taking it over."""
 
 import shutil
 from pathlib import Path
@@ -42,7 +43,8 @@ def notebook(printed: str = "7", timed: str = "1 ms", words: str = "# test", cod
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A project whose run in `build` made what is committed; files of the project itself lie beside it."""
+    """A project whose run in `build` made what is committed; files of the project itself lie beside
+    it."""
     for name, content in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
@@ -133,7 +135,8 @@ def test_only_notebooks_that_were_run_are_compared(
 
 
 def test_a_notebook_is_tidied(tmp_path: Path, script: ModuleType) -> None:
-    """Results stay, printed text in one piece; progress bars, warnings, addresses, times and versions go."""
+    """Results stay, printed text in one piece; progress bars, warnings, addresses, times and
+    versions go."""
     bars = [
         new_output("display_data", data={script.WIDGET: {}, "text/plain": text})
         for text in ("Loading: 100%|###| 1/1", "interactive(...)")

@@ -1,4 +1,5 @@
-"""The pipeline on a project of two small notebooks, of which the second, of the audit, reads the first one's table."""
+"""The pipeline on a project of two small notebooks, of which the second, of the audit, reads the
+first one's table."""
 
 import os
 import re
@@ -65,7 +66,8 @@ def write_notebook(project: Path, name: str, code: str = CODE, words: str = "# t
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In a path that some tools dislike. The tests are steps in its life; each leaves it as it was."""
+    """In a path that some tools dislike. The tests are steps in its life; each leaves it as it
+    was."""
     root = tmp_path_factory.mktemp("project") / "with späce"
     for name in COPIED:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +230,8 @@ def test_unknown_names_stop_it_at_once(project: Path, given: dict[str, object], 
     ],
 )
 def test_papermill_by_hand_is_told_what_is_wrong(project: Path, given: tuple[str, str], says: str) -> None:
-    """By the cell after the parameters; papermill itself warns of a wrong name, and of no right one."""
+    """By the cell after the parameters; papermill itself warns of a wrong name, and of no right
+    one."""
     run = f"papermill {located('notebooks', SECOND)}.ipynb own.ipynb --cwd audit/notebooks -k python3 -p"
     ended, output = call(project, *run.split(), *given)
     assert bool(ended) == bool(says), output

@@ -1,4 +1,5 @@
-"""What README, package metadata, pins and pipeline say agrees with each other and with what is there."""
+"""What README, package metadata, pins and pipeline say agrees with each other and with what is
+there."""
 
 import ast
 import json
@@ -146,7 +147,8 @@ def test_the_tree_is_there_and_has_every_file_of_the_library() -> None:
 
 
 def test_every_command_of_the_readme_is_installed() -> None:
-    """`make test` and `make reproduce` are run by CI; of the others, make says what it would run, and that exists."""
+    """`make test` and `make reproduce` are run by CI; of the others, make says what it would run,
+    and that exists."""
     for target in set(re.findall(r"make ([a-z]+)", _readme())):
         planned = subprocess.run(
             ["make", "-n", "--no-print-directory", target], cwd=ROOT, capture_output=True, text=True, check=True
@@ -157,7 +159,8 @@ def test_every_command_of_the_readme_is_installed() -> None:
 
 
 def test_make_does_or_says_something_by_every_name() -> None:
-    """A folder of the name of a target without a rule would have nothing to be done, with status 0."""
+    """A folder of the name of a target without a rule would have nothing to be done, with status
+    0."""
     folders = {path.name for path in ROOT.iterdir() if path.is_dir() and path.name[0].isalpha()} - {"build", "mutants"}
     for name in sorted(folders - {path.name for path in ROOT.glob("*.egg-info")}):
         planned = subprocess.run(["make", "-n", name], cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -245,14 +248,16 @@ SMALLER = {  # the same code, faster
 def test_code_on_pages_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Blocks and calls in the text, in order, in another folder; with the output that stands below."""
+    """Blocks and calls in the text, in order, in another folder; with the output that stands
+    below."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(specnb, "recommend_gamma", partial(specnb.recommend_gamma, largest=2, repetitions=3))
     namespace: dict[str, object] = {"__name__": "page", "specnb": specnb}
     for block, output, call in CODE.findall(page.read_text()):
         capsys.readouterr()
         code = reduce(lambda text, pair: text.replace(*pair), SMALLER.items(), block or call)
-        exec(compile(code, page.name, "exec"), namespace)  # it is the page's own code that is under test
+        # It is the page's own code that is under test.
+        exec(compile(code, page.name, "exec"), namespace)
         assert capsys.readouterr().out == output or not output
 
 

@@ -1,4 +1,5 @@
-"""Sentences of README and notebooks that quote numbers of tables: each stands there as the committed tables have it."""
+"""Sentences of README and notebooks that quote numbers of tables: each stands there as the
+committed tables have it."""
 
 from __future__ import annotations
 

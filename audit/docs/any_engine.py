@@ -1,12 +1,13 @@
-"""Collects token ids from any Python engine for `specnb-audit audit`, with logits, which are compared first.
+"""Collects token ids from any Python engine for `specnb-audit audit`, with logits, which are
+compared first.
 
     python any_engine.py prompts TEXT prompts.jsonl TARGET    # with a Python that has transformers
     python any_engine.py collect prompts.jsonl plain.jsonl    # with the engine's Python
     python any_engine.py collect prompts.jsonl tokens.jsonl speculate
     python any_engine.py compare tokens.jsonl TARGET          # with a Python that has transformers
 
-Replace `engine`; here it is transformers with the pair that ships. `collect` itself needs nothing but Python. See
-any-engine.md.
+Replace `engine`; here it is transformers with the pair that ships. `collect` itself needs nothing
+but Python. See any-engine.md.
 """
 
 import json
@@ -29,7 +30,8 @@ def engine():
     settings = {"do_sample": True, "temperature": 1.0, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
 
     def logits(prompt):
-        """A number for each token of the vocabulary: the target's logits, before temperature and filters."""
+        """A number for each token of the vocabulary: the target's logits, before temperature and
+        filters."""
         return target(torch.tensor([prompt])).logits[0, -1].tolist()
 
     def tokens(prompt, seed, speculate):
@@ -46,7 +48,8 @@ def engine():
 def prompts(text, out, target, count=256, length=24):
     """Writes `count` prompts to `out`: each begins at another place of the file `text`.
 
-    The begin-of-text token comes first, where the tokenizer has one; not every tokenizer adds it by itself.
+    The begin-of-text token comes first, where the tokenizer has one; not every tokenizer adds it by
+    itself.
     """
     from transformers import AutoTokenizer
 
@@ -64,7 +67,8 @@ def collect(prompts, out, speculate=""):
     logits, tokens = engine()
     with open(prompts) as given, open(out, "w") as made:
         for number, line in enumerate(given):
-            prompt, seed = json.loads(line), 2 * number + bool(speculate)  # no seed twice, in neither file
+            # No seed twice, in neither file.
+            prompt, seed = json.loads(line), 2 * number + bool(speculate)
             entry = {"prompt": prompt, "tokens": tokens(prompt, seed, bool(speculate)), "seed": seed}
             if number < COMPARED:
                 entry["logits"] = logits(prompt)
@@ -72,7 +76,8 @@ def collect(prompts, out, speculate=""):
 
 
 def compare(tokens, target, limit=LIMIT):
-    """Compares the logits in a file with those of the model `target`; exits with status 1 if they differ."""
+    """Compares the logits in a file with those of the model `target`; exits with status 1 if they
+    differ."""
     import torch
     from transformers import AutoModelForCausalLM
 

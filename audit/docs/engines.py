@@ -1,4 +1,5 @@
-"""Writes engines.md, the tables of audited engines, from the committed results: `python audit/docs/engines.py`."""
+"""Writes engines.md, the tables of audited engines, from the committed results:
+`python audit/docs/engines.py`."""
 
 import json
 from pathlib import Path

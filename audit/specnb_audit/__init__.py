@@ -1,18 +1,28 @@
-"""Is a sampler lossless? Compares its tokens with the target's distributions, at a stated false-alarm rate.
+"""Is a sampler lossless? Compares its tokens with the target's distributions, at a stated
+false-alarm rate.
 
 From the bottom up; each module imports only from those before it:
 
-    setting_names, claimed     the settings claimed: filters in any order, penalties, what is refused
-    alternatives, uniforms     the distributions that known bugs give, on a few cells; the uniform behind a token
+    setting_names, penalties, claimed
+                               the settings claimed: filters in any order, penalties, what is
+                               refused
+    alternatives, uniforms     the distributions that known bugs give, on a few cells; the uniform
+                               behind a token
     bets                       all bets on one sequence
     evidence                   test martingales, and a lower bound on the total variation
-    teacher_forcing, numerics  a target's distributions along existing sequences; what rounding explains
-    engine, report, auditor    what is known of an engine; the report; the audit sequence by sequence
-    control, explanations      the comparison with the engine without speculation; what may explain a finding
+    teacher_forcing, numerics  a target's distributions along existing sequences; what rounding
+                               explains
+    engine, report, auditor    what is known of an engine; the report; the audit sequence by
+                               sequence
+    control, explanations      the comparison with the engine without speculation; what may explain
+                               a finding
     run, api                   the audit of sequences as they arrive; `audit` and `assert_exact`
-    token_file, cli            sequences in files and pipes of JSON lines; the command `specnb-audit`
-    kernels                    acceptance functions of released engines, enumerated: `specnb-audit kernels`
-    bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one of them
+    token_file, cli            sequences in files and pipes of JSON lines; the command
+                               `specnb-audit`
+    kernels                    acceptance functions of released engines, enumerated:
+                               `specnb-audit kernels`
+    bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one
+                               of them
 
 `audit_studies.power` measures the audit itself: tokens until each bug is found, false alarms, time.
 
@@ -39,7 +49,8 @@ if TYPE_CHECKING:
 
 __version__ = "1.1.0"  # of the distribution, too: pyproject.toml reads it here
 
-# Imported when first used: tokens are collected in an engine's own environment, which may be without torch.
+# Imported when first used: tokens are collected in an engine's own environment, which may be
+# without torch.
 _HOMES = {
     **dict.fromkeys(("assert_exact", "audit", "audit_distributions"), "api"),
     **{"Auditor": "auditor", "Row": "bets", "Claimed": "claimed", "Aim": "engine", "Engine": "engine"},

@@ -1,20 +1,21 @@
 """Alternative hypotheses: the distributions that known bugs of a sampler give to the next token.
 
-Each is a distribution r computed from p, q and the tokens before, so r(x)/p(x) at the emitted x is a fair bet against
-p: its expectation under p is 1 (less, where p is zero). Under a sampler with that bug the bet gains.
-`specnb_audit.known_bugs` lists the bugs and where they were reported.
+Each is a distribution r computed from p, q and the tokens before, so r(x)/p(x) at the emitted x is
+a fair bet against p: its expectation under p is 1 (less, where p is zero). Under a sampler with
+that bug the bet gains. `specnb_audit.known_bugs` lists the bugs and where they were reported.
 
-There is none for a recovered token that was sampled from the target's distribution at the following position: that
-distribution depends on the rejected draft token, which no file of tokens has. Other bets find it
-(`audit/notebooks/03_power.ipynb`).
+There is none for a recovered token that was sampled from the target's distribution at the following
+position: that distribution depends on the rejected draft token, which no file of tokens has. Other
+bets find it (`audit/notebooks/03_power.ipynb`).
 
-They are computed on a few cells: one per likely token, and two pooled ones for all others. A bet may use any partition
-of the vocabulary that is chosen before the token is seen: the expectation of its factor under p stays 1. So every
-position costs the same few hundred numbers, whatever the vocabulary.
+They are computed on a few cells: one per likely token, and two pooled ones for all others. A bet
+may use any partition of the vocabulary that is chosen before the token is seen: the expectation of
+its factor under p stays 1. So every position costs the same few hundred numbers, whatever the
+vocabulary.
 
-`Frequencies` are for tokens that are biased everywhere. A logit bias, a banned token or a suppressed end token changes
-the probability of single tokens by the same factor wherever they are possible. Which tokens, nobody says; the rows
-before show it.
+`Frequencies` are for tokens that are biased everywhere. A logit bias, a banned token or a
+suppressed end token changes the probability of single tokens by the same factor wherever they are
+possible. Which tokens, nobody says; the rows before show it.
 """
 
 from __future__ import annotations
@@ -66,13 +67,16 @@ ALTERNATIVES = {
 """The alternatives that the audit bets on, and what each means when its e-value is large."""
 
 DEPENDENCE = ("noise-of-texts", "same-tokens")
-"""The alternatives where each sequence may have the right distribution, and sequences are not independent."""
+"""The alternatives where each sequence may have the right distribution, and sequences are not
+independent."""
 
 LEARNED = ("token-bias", "first-token", "whole-sequences")
-"""The alternatives that are learnt from earlier sequences; how large a deviation they would detect is not known."""
+"""The alternatives that are learnt from earlier sequences; how large a deviation they would detect
+is not known."""
 
 GENERAL = {"first-token": 1.5, "whole-sequences": 1.5}
-"""Mixtures of all other bets, which lead a diagnosis only where they have so many times the decimals of the others."""
+"""Mixtures of all other bets, which lead a diagnosis only where they have so many times the
+decimals of the others."""
 
 POWERS = {"sharper": (1.1, 1.25, 1.5, 2.0, 3.0), "flatter": (0.9, 0.8, 0.67, 0.5), "near-uniform": (0.25, 0.05)}
 TOP_K = (2, 5, 10, 20, 50, 100)
@@ -83,7 +87,8 @@ DRAFT_POWERS = (0.5, 0.7, 1.4, 2.0)
 LENIENCES = (0.9, 0.7, 0.5, 0.3)
 UNIFORMS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
 DEVIATING = (2.0, 3.0)
-"""A token is bet on if its frequency deviates by more than this many standard deviations; one bet for each."""
+"""A token is bet on if its frequency deviates by more than this many standard deviations; one bet
+for each."""
 LIKELY = 128
 """Tokens with a cell of their own: the likeliest under any of the distributions at a position."""
 
@@ -92,7 +97,8 @@ Named = Iterator[tuple[str, Tensor]]
 
 
 def alternative_distributions(condensed: CondensedDistributions, occurred: Tensor) -> Named:
-    """Pairs of a name in `ALTERNATIVES` and distributions `(m, n, C)` on the cells, always in the same order.
+    """Pairs of a name in `ALTERNATIVES` and distributions `(m, n, C)` on the cells, always in the
+    same order.
 
     `occurred` `(n, C)` marks the cells whose token occurred before.
     """
@@ -131,22 +137,26 @@ def _with_draft(p: Tensor, q: Tensor, sizes: Tensor) -> Named:
 
 
 class Verification:
-    """Algorithm 1 as if the draft token came from q: `accept_prob` of each token, and the `residual`."""
+    """Algorithm 1 as if the draft token came from q: `accept_prob` of each token, and the
+    `residual`."""
 
     def __init__(self, p: Tensor, q: Tensor) -> None:
-        self.accept_prob = (p / q).nan_to_num(0.0).clamp_max(1)  # 0 / 0: what p makes impossible is never accepted
+        # 0 / 0: what p makes impossible is never accepted.
+        self.accept_prob = (p / q).nan_to_num(0.0).clamp_max(1)
         self.residual = residual(p, q)
 
     def emitted(self, sampled: Tensor) -> Tensor:
-        """The distribution `(..., n, C)` of the emitted token when the draft token comes from `sampled`."""
+        """The distribution `(..., n, C)` of the emitted token when the draft token comes from
+        `sampled`."""
         return _completed(sampled * self.accept_prob, self.residual)
 
 
 def _blind_acceptance(p: Tensor, q: Tensor, sizes: Tensor) -> Tensor:
-    """The probability `(n, C)` that u <= q(x)/p(y) for a y sampled from p, whatever the x: sum over y of min(p, q(x)).
+    """The probability `(n, C)` that u <= q(x)/p(y) for a y sampled from p, whatever the x: sum over
+    y of min(p, q(x)).
 
-    Pooled cells count as tokens of equal probability. The tokens y are sorted by p, so that for each x a prefix of them
-    has p(y) below q(x).
+    Pooled cells count as tokens of equal probability. The tokens y are sorted by p, so that for
+    each x a prefix of them has p(y) below q(x).
     """
     each, per_token = p / sizes, q / sizes
     ordered, index = each.sort(dim=-1)
@@ -172,29 +182,34 @@ def _argmax(probs: Tensor) -> Tensor:
 
 
 def _tempered(probs: Tensor, sizes: Tensor, powers: Sequence[float]) -> Tensor:
-    """norm(probs^power) `(m, n, C)` for each of `powers`; the tokens of a pooled cell count as equally likely."""
+    """norm(probs^power) `(m, n, C)` for each of `powers`; the tokens of a pooled cell count as
+    equally likely."""
     return torch.softmax(_column(powers, probs) * (probs / sizes).log() + sizes.log(), dim=-1)
 
 
 def _top(probs: Tensor) -> Tensor:
-    """Top-k of `probs` `(n, C)` for each of `TOP_K`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut."""
+    """Top-k of `probs` `(n, C)` for each of `TOP_K`, `(m, n, C)`; pooled cells hold unlikely
+    tokens, and are cut."""
     rising = _rising(probs)
     return _kept(probs, rising[:, [-min(k, rising.shape[-1]) for k in TOP_K]].T)
 
 
 def _top_p(probs: Tensor) -> Tensor:
-    """Top-p of `probs` `(n, C)` for each of `TOP_P`, `(m, n, C)`; `probs` itself where the single tokens have less."""
+    """Top-p of `probs` `(n, C)` for each of `TOP_P`, `(m, n, C)`; `probs` itself where the single
+    tokens have less."""
     rising = _rising(probs)
     reached = rising.flip(-1).cumsum(dim=-1)
     limits = probs.new_tensor(TOP_P)
-    count = torch.searchsorted(reached, limits.expand(len(probs), -1).contiguous())  # likelier tokens below the limit
+    # Likelier tokens below the limit.
+    count = torch.searchsorted(reached, limits.expand(len(probs), -1).contiguous())
     is_reached = count < rising.shape[-1]
     weakest = rising.flip(-1).gather(-1, count.clamp_max(rising.shape[-1] - 1))
     return torch.where(is_reached.T[..., None], _kept(probs, weakest.T), probs)
 
 
 def _min_p(probs: Tensor) -> Tensor:
-    """Min-p of `probs` `(n, C)` for each of `MIN_P`, `(m, n, C)`; pooled cells hold unlikely tokens, and are cut."""
+    """Min-p of `probs` `(n, C)` for each of `MIN_P`, `(m, n, C)`; pooled cells hold unlikely
+    tokens, and are cut."""
     return _kept(probs, probs.new_tensor(MIN_P)[:, None] * probs[:, :-2].amax(dim=-1))
 
 
@@ -214,7 +229,8 @@ def _kept(probs: Tensor, weakest: Tensor) -> Tensor:
 
 
 class CondensedDistributions(NamedTuple):
-    """The distributions at n positions on C cells, `(n, C)`, in their dtype, and the cells of the emitted tokens.
+    """The distributions at n positions on C cells, `(n, C)`, in their dtype, and the cells of the
+    emitted tokens.
 
     All on the CPU: what is computed from them is small.
 
@@ -223,8 +239,9 @@ class CondensedDistributions(NamedTuple):
     raw            the draft's before standardisation, or None
     previous_p     p of the position before
     sizes          number of tokens in each cell
-    ids            (n, C - 2) the token of each single-token cell; the last two cells are pooled: tokens that q (or
-                   `previous_p`, without q) gives more probability than p does, and all others
+    ids            (n, C - 2) the token of each single-token cell; the last two cells are pooled:
+                   tokens that q (or `previous_p`, without q) gives more probability than p does,
+                   and all others
     cell           (n,) the cell of the emitted token
     previous_cell  (n,) the cell of the token before it
     """
@@ -252,16 +269,19 @@ def condense_distributions(
     previous_token: int = 0,
     likely: int = LIKELY,
 ) -> CondensedDistributions:
-    """Distributions `(n, vocab)` and the consecutive `tokens` `(n,)` emitted there, on `likely` + 2 cells.
+    """Distributions `(n, vocab)` and the consecutive `tokens` `(n,)` emitted there, on `likely` + 2
+    cells.
 
-    Which tokens get a cell depends on the distributions alone. `previous_token` stands before the first of `tokens`.
+    Which tokens get a cell depends on the distributions alone. `previous_token` stands before the
+    first of `tokens`.
     """
     score = torch.maximum(p, previous_p)
     for probs in (q, raw):
         score = score if probs is None else torch.maximum(score, probs)
     ids = top_tokens(score, min(likely, p.shape[-1]))
     larger = greater_mask(previous_p if q is None else q, p)
-    # Both pools are summed and neither is a difference, so that a pool with a possible token in it has mass.
+    # Both pools are summed and neither is a difference, so that a pool with a possible token in it
+    # has mass.
     pools = (larger.scatter(-1, ids, 0.0), (1 - larger).scatter(-1, ids, 0.0))
 
     def on_cells(probs: Tensor) -> Tensor:
@@ -284,15 +304,18 @@ def condense_distributions(
 
 
 def top_tokens(score: Tensor, count: int) -> Tensor:
-    """The `count` tokens with the largest `score` `(n, vocab)`, in the order of their ids `(n, count)`."""
+    """The `count` tokens with the largest `score` `(n, vocab)`, in the order of their ids
+    `(n, count)`."""
     if score.device.type != "cpu":
         return score.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
-    found = np.argpartition(score.numpy(force=True), -count, axis=-1)[:, -count:]  # torch takes five times as long
+    # Torch takes five times as long.
+    found = np.argpartition(score.numpy(force=True), -count, axis=-1)[:, -count:]
     return torch.from_numpy(np.sort(found, axis=-1))
 
 
 def greater_mask(a: Tensor, b: Tensor) -> Tensor:
-    """1 where a > b and 0 elsewhere, in the dtype of a: multiplying by it is faster than `torch.where`."""
+    """1 where a > b and 0 elsewhere, in the dtype of a: multiplying by it is faster than
+    `torch.where`."""
     return torch.gt(a, b, out=a.new_empty(torch.broadcast_shapes(a.shape, b.shape)))
 
 
@@ -315,7 +338,8 @@ class Frequencies:
             self.factors = self._factors(*self.counts)
 
     def bets(self, p: Tensor, tokens: Tensor) -> tuple[Array, Array]:
-        """r(x)/p(x) `(bets, n)` at `tokens` `(n,)` under `p` `(n, vocab)`, and the deviations of r > p `(bets, n)`.
+        """r(x)/p(x) `(bets, n)` at `tokens` `(n,)` under `p` `(n, vocab)`, and the deviations of r
+        > p `(bets, n)`.
 
         They depend on the sequences before alone.
         """

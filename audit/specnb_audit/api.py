@@ -1,8 +1,9 @@
-"""`audit`: is a sampler lossless? Compares the tokens of any generator with the target's distributions.
+"""`audit`: is a sampler lossless? Compares the tokens of any generator with the target's
+distributions.
 
-`audit` runs the target over the sequences, `audit_distributions` takes distributions that exist already, and `Auditor`
-takes sequence after sequence. An exact sampler is rejected with probability at most `delta`, whenever one stops
-(`specnb_audit.evidence`).
+`audit` runs the target over the sequences, `audit_distributions` takes distributions that exist
+already, and `Auditor` takes sequence after sequence. An exact sampler is rejected with probability
+at most `delta`, whenever one stops (`specnb_audit.evidence`).
 """
 
 from __future__ import annotations
@@ -36,29 +37,31 @@ def audit(
     aim: Aim = Aim(),
     progress: Progress = True,
 ) -> Report:
-    """Whether `completions` were sampled from the distribution of `target` under the settings claimed.
+    """Whether `completions` were sampled from the distribution of `target` under the settings
+    claimed.
 
-    target          a model of transformers, or a function from all tokens before (prompt included) to probabilities
-                    `(vocab,)`
+    target          a model of transformers, or a function from all tokens before (prompt included)
+                    to probabilities `(vocab,)`
     completions     the new tokens of each sequence, and `prompts` the tokens before them
-    sampling        temperature, top-k, top-p and min-p claimed; `specnb_audit.claimed.Claimed` adds another order and
-                    penalties, and `specnb_audit.claimed.claimed_sampling` takes an engine's settings by name
-    eos             tokens that end a sequence, and `max_new_tokens` its length without one; how sequences end is
-                    checked only where these are given
+    sampling        temperature, top-k, top-p and min-p claimed; `specnb_audit.claimed.Claimed` adds
+                    another order and penalties, and `specnb_audit.claimed.claimed_sampling` takes
+                    an engine's settings by name
+    eos             tokens that end a sequence, and `max_new_tokens` its length without one; how
+                    sequences end is checked only where these are given
     draft           the draft model: adds bets on failures of speculative decoding
-    steps           number of tokens emitted by each step of each sequence: adds bets on positions in a step. Valid for
-                    rules that decide token by token; leave it out for others (block verification), where the length
-                    of a step depends on the tokens after it
+    steps           number of tokens emitted by each step of each sequence: adds bets on positions
+                    in a step. Valid for rules that decide token by token; leave it out for others
+                    (block verification), where the length of a step depends on the tokens after it
     delta           largest probability that an exact sampler is rejected
     seed            of the audit's own uniforms
     stop            whether to stop as soon as exactness is rejected
-    engine          what is known of the engine: its rounding errors, which are no fault of a sampler, its control, and
-                    how it samples its draft
+    engine          what is known of the engine: its rounding errors, which are no fault of a
+                    sampler, its control, and how it samples its draft
     aim             which deviations are looked for
     progress        whether to show a bar; a function gets plain lines instead
 
-    Raises `ValueError` for no completions, tokens outside the vocabulary, sequences beyond the model's limit, and
-    different vocabularies. Settings are checked before any model runs.
+    Raises `ValueError` for no completions, tokens outside the vocabulary, sequences beyond the
+    model's limit, and different vocabularies. Settings are checked before any model runs.
 
     >>> import random
     >>> biased = lambda prefix: [0.9, 0.1]
@@ -80,7 +83,8 @@ def audit(
 
 
 def assert_exact(target: Source, completions: Sequence[Sequence[int]], **settings: Any) -> Report:
-    """The report of `audit`, for tests: raises `AssertionError` with the report as message if exactness is rejected.
+    """The report of `audit`, for tests: raises `AssertionError` with the report as message if
+    exactness is rejected.
 
     >>> report = assert_exact(lambda prefix: [0.5, 0.5], [[0, 1, 1, 0]], prompts=[[]])
     >>> report.tokens
@@ -89,7 +93,8 @@ def assert_exact(target: Source, completions: Sequence[Sequence[int]], **setting
     Traceback (most recent call last):
         ...
     AssertionError: REJECTED after 2 tokens: a token has probability zero under the settings claimed
-    audit of 2 tokens in 1 sequence, false-alarm rate at most 1e-06; 1 of 2 tokens is impossible (50%)
+    audit of 2 tokens in 1 sequence, false-alarm rate at most 1e-06; 1 of 2 tokens is impossible
+    (50%)
       impossible (1)
     e-value: infinite
     impossible: sequence 0, position 1: token 2

@@ -18,24 +18,25 @@ from specnb_audit.report import VIOLATIONS, Report
 Ends = int | Iterable[int] | None
 POSITION_GROUPS = (0, 1, 4, 16, 64, 256, 1024)  # first position of each
 SHARE = 0.01
-"""The part of `delta` that the number of impossible tokens has, where numerics explain the size of each: half of it for
-the bet on it, and half for the comparison with a control."""
+"""The part of `delta` that the number of impossible tokens has, where numerics explain the size of
+each: half of it for the bet on it, and half for the comparison with a control."""
 
 
 class Auditor:
-    """Audits sequence after sequence; may be stopped after any of them without a higher false-alarm rate.
+    """Audits sequence after sequence; may be stopped after any of them without a higher false-alarm
+    rate.
 
     delta           largest probability that an exact sampler is ever rejected
     seed            of the audit's own uniforms
-    eos             tokens after which a sequence must end, `max_new_tokens` its length without one; each is checked
-                    only where given
+    eos             tokens after which a sequence must end, `max_new_tokens` its length without one;
+                    each is checked only where given
     numerics        how far the engine's distributions may be from the target's because of rounding
-    undeclared      returns the numerics of bfloat16; called once there is a token that `numerics` do not explain. None
-                    where it is known in which dtype the engine computes
+    undeclared      returns the numerics of bfloat16; called once there is a token that `numerics`
+                    do not explain. None where it is known in which dtype the engine computes
     ignore          kinds of deviation that are left out: names in `ALTERNATIVES` and `VIOLATIONS`
 
-    Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, `max_new_tokens` below 1, and unknown
-    names in `ignore`.
+    Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, `max_new_tokens`
+    below 1, and unknown names in `ignore`.
 
     >>> import torch
     >>> auditor = Auditor()
@@ -72,12 +73,16 @@ class Auditor:
         self.alternatives: list[str] = []
         self.evidence: Evidence | None = None
         self.distance = TotalVariationEstimate()
-        self.logs: list[NDArray[np.float64]] = []  # natural log of each e-value, `(n, alternatives)`
-        self.places: list[NDArray[np.int64]] = []  # sequence, position, token and position in the step, `(4, n)`
+        # Natural log of each e-value, `(n, alternatives)`
+        self.logs: list[NDArray[np.float64]] = []
+        # Sequence, position, token and position in the step, `(4, n)`
+        self.places: list[NDArray[np.int64]] = []
         self.violations: dict[str, int] = {}
-        self.violated_after: dict[str, int] = {}  # number of tokens after which the first of each kind is known
+        # Number of tokens after which the first of each kind is known.
+        self.violated_after: dict[str, int] = {}
         self.impossible = ImpossibleTokens(numerics, undeclared)
-        self.crossed_after: int | None = None  # number of tokens after which the e-value passed 1/delta
+        # Number of tokens after which the e-value passed 1/delta.
+        self.crossed_after: int | None = None
         self.numerics_only = False
         self.certain = True  # whether every possible token so far had probability 1
         self.rate: Rate | None = None
@@ -86,7 +91,8 @@ class Auditor:
 
     @torch.no_grad()
     def add(self, row: Row) -> None:
-        """Audits one row. Raises `ValueError` for tokens and distributions that do not fit together."""
+        """Audits one row. Raises `ValueError` for tokens and distributions that do not fit
+        together."""
         _require_row(row)
         if not row.continues:
             self.sequences, self.offset = self.sequences + 1, 0
@@ -123,7 +129,8 @@ class Auditor:
         self.offset += n
 
     def _until_eos(self, row: Row) -> Row:
-        """The row up to its end token; records tokens after it, and a wrong length, as violations."""
+        """The row up to its end token; records tokens after it, and a wrong length, as
+        violations."""
         tokens = [int(token) for token in row.tokens]
         keep = 0 if self.ended else len(tokens)
         ends = [at for at, token in enumerate(tokens[:keep]) if token in self.ends]
@@ -174,13 +181,15 @@ class Auditor:
             self.numerics_only = self.numerics_only or crossing(log_e, self.delta, 0.0, self.tokens) is not None
 
     def excuse_impossible(self) -> None:
-        """Takes back that impossible tokens are violations: a control has as many, and as large ones."""
+        """Takes back that impossible tokens are violations: a control has as many, and as large
+        ones."""
         self.impossible.move("undeclared", "violations")
         self.violations.pop("impossible", None)
         self.violated_after.pop("impossible", None)
 
     def convict_impossible(self, rate: Rate, after: int | None) -> None:
-        """Makes violations of impossible tokens that numerics explain one by one; `after` tokens that is known."""
+        """Makes violations of impossible tokens that numerics explain one by one; `after` tokens
+        that is known."""
         self.rate = rate
         if after is not None:
             explained = self.impossible.counts["borderline"] + self.impossible.counts["undeclared"]
@@ -195,7 +204,8 @@ class Auditor:
 
     @property
     def first_violation(self) -> int | None:
-        """Index of the token of the first violation, or None; 0 for one that is known before the first token."""
+        """Index of the token of the first violation, or None; 0 for one that is known before the
+        first token."""
         return max(min(self.violated_after.values()) - 1, 0) if self.violated_after else None
 
     @property
@@ -244,11 +254,13 @@ class Auditor:
 
     def _detectable(self) -> dict[str, float]:
         assert self.evidence is not None
-        found = {"impossible": 1 - 0.1 ** (1 / self.tokens)} | self.evidence.detectable(self.delta)  # one is enough
+        # One is enough.
+        found = {"impossible": 1 - 0.1 ** (1 / self.tokens)} | self.evidence.detectable(self.delta)
         return {name: value for name, value in found.items() if name not in {*LEARNED, *self.ignored}}
 
     def _breakdown(self, logs: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
-        """Sums of the leading alternative's gains over groups of tokens; `logs` are decimal, `(n, alternatives)`."""
+        """Sums of the leading alternative's gains over groups of tokens; `logs` are decimal,
+        `(n, alternatives)`."""
         gains = np.diff(logs[:, int(logs[-1].argmax())], prepend=0.0)
         sequence, position, token, step_position = np.concatenate(self.places, axis=1)
         groups: dict[str, tuple[NDArray[np.int64], Callable[[int], str]]] = {

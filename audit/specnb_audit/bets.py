@@ -1,7 +1,8 @@
-"""All bets on one sequence: alternative distributions, transforms (PIT) in three orders, and uniforms used twice.
+"""All bets on one sequence: alternative distributions, transforms (PIT) in three orders, and
+uniforms used twice.
 
-Each bet is fixed before the token it is about is seen. What is carried from sequence to sequence (histograms, earlier
-sequences) depends only on tokens that were judged before.
+Each bet is fixed before the token it is about is seen. What is carried from sequence to sequence
+(histograms, earlier sequences) depends only on tokens that were judged before.
 """
 
 from __future__ import annotations
@@ -42,31 +43,40 @@ Array = NDArray[np.float64]
 
 LAGS = (1, 2, 3, 4, 5, 6)
 STREAM = int.from_bytes(b"specnb.audit", "big")
-"""Keeps the audit's uniforms apart from those of a sampler that is seeded with the same small number."""
-EARLY, LATE = 4, 32  # bets are also made on the first 4 tokens of a sequence alone, and on those from offset 32 on
+"""Keeps the audit's uniforms apart from those of a sampler that is seeded with the same small
+number."""
+# Bets are also made on the first 4 tokens of a sequence alone, and on those from offset 32 on.
+EARLY, LATE = 4, 32
 KEPT = 1000
-"""Different prompts, and batches, whose last sequence is remembered for comparison with the next one of the same."""
+"""Different prompts, and batches, whose last sequence is remembered for comparison with the next
+one of the same."""
 RACING = 32
 """The likeliest tokens of each position that are remembered for samplers that race."""
 WHOLE = 0.02
-"""The share of sequences that are taken to deviate as a whole before any is seen; it counts as much as 20 of them."""
+"""The share of sequences that are taken to deviate as a whole before any is seen; it counts as much
+as 20 of them."""
 TOP_P_BETS = [number for number, edge in enumerate(EDGES) if edge >= 0.5]
-"""The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p does."""
+"""The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p
+does."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence, or a piece of one: its tokens, and the distributions they should have been sampled from.
+    """One sequence, or a piece of one: its tokens, and the distributions they should have been
+    sampled from.
 
     tokens       n tokens
     p            (n, vocab) the target's distribution before each of them, standardised as claimed
-    q            (n, vocab) the draft's distribution there, standardised; zero where nothing was drafted
+    q            (n, vocab) the draft's distribution there, standardised; zero where nothing was
+                 drafted
     raw          (n, vocab) the draft's distribution before standardisation, where that differs
-    suspected    (n, vocab) the distribution of a model that may have been used instead of the target
+    suspected    (n, vocab) the distribution of a model that may have been used instead of the
+                 target
     prompt       the tokens before the sequence
     steps        tokens emitted by each step; they add up to n
     cutoff_gaps  offset in the sequence -> `CutoffGap`, of tokens that p makes impossible
-    continues    whether it continues the sequence of the row before; `more`: whether the next row continues it
+    continues    whether it continues the sequence of the row before; `more`: whether the next row
+                 continues it
     batch        a number or name that sequences generated together share; None if that is unknown
 
     >>> row = Row(tokens=[0], p=torch.tensor([[0.5, 0.5]]))
@@ -86,7 +96,8 @@ class Row:
 
 
 def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:
-    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border divides has a part."""
+    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border
+    divides has a part."""
     ends = np.cumsum(np.asarray(steps, dtype=np.int64)).clip(start, stop)
     return [int(size) for size in np.diff(ends, prepend=start) if size > 0]
 
@@ -96,9 +107,11 @@ class RowBets(NamedTuple):
 
     alternatives    names of the alternatives that the K bets belong to
     ratios          (n, K) r(x)/p(x)
-    deviations      (n, J) deviations of J test functions from their expectation under p (`specnb_audit.evidence`)
+    deviations      (n, J) deviations of J test functions from their expectation under p
+                    (`specnb_audit.evidence`)
     masks           (n, subsets) the subsets of tokens on which each bet is also made alone
-    step_positions  (n,) each token's position in its step, counted from 0; -1 where steps are unknown
+    step_positions  (n,) each token's position in its step, counted from 0; -1 where steps are
+                    unknown
     """
 
     alternatives: list[str]
@@ -132,7 +145,8 @@ class Bets:
     def begin(self, prompt: Sequence[int], batch: int | str | None = None) -> None:
         """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary.
 
-        It is compared with the last one of its batch, or with the one before where there is none or that is unknown.
+        It is compared with the last one of its batch, or with the one before where there is none or
+        that is unknown.
         """
         self.frequencies.begin()
         if self.references[0].batch is None:
@@ -145,7 +159,8 @@ class Bets:
             self.whole_sequences.learn()
 
     def bets_on(self, row: Row) -> RowBets:
-        """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions have been checked."""
+        """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions
+        have been checked."""
         tokens = torch.as_tensor(row.tokens, device=row.p.device)
         row, q_interval, q_mass = _with_p_where_nothing_was_drafted(row), None, None
         p_interval = CumulativeMass(row.p).interval(tokens)
@@ -193,7 +208,8 @@ class Bets:
             deviations += [
                 *(condensed.at_token(likelier) - torch.linalg.vecdot(likelier, condensed.p)).numpy(force=True)
             ]
-        p = condensed.at_token(condensed.p).double()  # dividing by the smallest float32 would overflow
+        # Dividing by the smallest float32 would overflow.
+        p = condensed.at_token(condensed.p).double()
         ratios = torch.where(p > 0, torch.cat(at_token) / p.where(p > 0, 1.0), 1.0).numpy(force=True)
         yield from zip(names, ratios, strict=True)
         constant = [ratio for name, ratio in zip(names, ratios, strict=True) if name == "constant-uniform"]
@@ -202,8 +218,9 @@ class Bets:
             yield "constant-uniform", self.sequence.constant.mean(np.stack(constant, axis=1))
 
     def _learnt(self, ratios: Array) -> Iterator[tuple[str, Array]]:
-        """Two mixtures of the bets `(n, K)`: on the first token of each sequence alone, where the weights are what all
-        first tokens so far have shown, and on a whole sequence, where they are what earlier sequences have."""
+        """Two mixtures of the bets `(n, K)`: on the first token of each sequence alone, where the
+        weights are what all first tokens so far have shown, and on a whole sequence, where they are
+        what earlier sequences have."""
         bets = ratios.shape[1]
         if self.first_token is None or self.whole_sequences is None or len(self.first_token.counts) != bets:
             self.first_token = Mixture(np.ones(bets))
@@ -234,8 +251,9 @@ class Bets:
     def _on_reused_uniforms(
         self, tokens: Tensor, p_interval: Interval, q_interval: Interval | None
     ) -> Iterator[tuple[str, Array]]:
-        """Compares with the tokens a few positions before, and with two earlier sequences at the same offset: the
-        last one of the batch, or the one before, and the last one with the same prompt."""
+        """Compares with the tokens a few positions before, and with two earlier sequences at the
+        same offset: the last one of the batch, or the one before, and the last one with the same
+        prompt."""
         start, n = len(self.sequence.tokens), len(tokens)
         for model, interval in enumerate((p_interval, q_interval)):
             if interval is None:
@@ -271,7 +289,8 @@ class Bets:
     def _carried(
         self, row: Row, condensed: CondensedDistributions, p_interval: Interval, q_interval: Interval | None
     ) -> Iterator[Array]:
-        """Bets that a uniform of the step before is used again: at the same position, or its last one for the first.
+        """Bets that a uniform of the step before is used again: at the same position, or its last
+        one for the first.
 
         It sampled a token there, or tested one; here it samples one, or tests the draft token.
         """
@@ -296,7 +315,8 @@ class Bets:
     def _tested(
         self, row: Row, condensed: CondensedDistributions
     ) -> tuple[Interval, Callable[[Interval], Array]] | tuple[None, None]:
-        """The uniform that tested each draft token, as far as the tokens tell; and the bets, given that it is known."""
+        """The uniform that tested each draft token, as far as the tokens tell; and the bets, given
+        that it is known."""
         if (q := condensed.q) is None or row.steps is None:
             return None, None
         step, p = Verification(condensed.p, q), condensed.at_token(condensed.p)
@@ -321,8 +341,8 @@ class Bets:
         return Interval(low, high), bets
 
     def _subsets(self, row: Row) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """The masks of `RowBets`: early and late tokens; with steps, the first, inner and last positions of a step,
-        and the first position after a step of full length."""
+        """The masks of `RowBets`: early and late tokens; with steps, the first, inner and last
+        positions of a step, and the first position after a step of full length."""
         offset = len(self.sequence.tokens) + np.arange(len(row.tokens))
         masks = [offset < EARLY, offset >= LATE]
         if row.steps is None:
@@ -342,7 +362,8 @@ class Bets:
 
 
 def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _History | None:
-    """The last sequence of `key`, which `sequence` becomes now; forgets the key seen longest ago."""
+    """The last sequence of `key`, which `sequence` becomes now; forgets the key seen longest
+    ago."""
     before = last.pop(key, None)
     last[key] = sequence
     if len(last) > KEPT:
@@ -351,7 +372,8 @@ def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _Hist
 
 
 class Mixture:
-    """A mixture of bets, weighted by what each has gained so far; `counts` are the weights at first."""
+    """A mixture of bets, weighted by what each has gained so far; `counts` are the weights at
+    first."""
 
     def __init__(self, counts: Array) -> None:
         self.counts = counts
@@ -376,7 +398,8 @@ class Mixture:
 class _History:
     """What is kept of a sequence: its tokens, and the intervals of their uniforms under p and q.
 
-    step      first token and size of the last step, and `tested` the uniforms that tested each token
+    step      first token and size of the last step, and `tested` the uniforms that tested each
+              token
     constant  the mixture of bets on one uniform for all tests
     batch     the sequences generated together with it
     """
@@ -416,7 +439,8 @@ class _History:
         return Interval(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def occurred(self, ids: Tensor, tokens: Tensor) -> Tensor:
-        """Which of `ids` `(n, H)` occur in the prompt or the sequence before each of the next `tokens` `(n,)`."""
+        """Which of `ids` `(n, H)` occur in the prompt or the sequence before each of the next
+        `tokens` `(n,)`."""
         known = torch.as_tensor([*self.prompt, *self.tokens], dtype=torch.int64, device=ids.device)
         vocab = int(max(ids.max(), tokens.max(), known.max() if len(known) else 0)) + 1
         first = torch.full((vocab,), len(tokens), device=ids.device)

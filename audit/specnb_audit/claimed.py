@@ -1,7 +1,8 @@
-"""The sampling settings that an engine claims: `Sampling`, with the filters in the engine's own order, and penalties.
+"""The sampling settings that an engine claims: `Sampling`, with the filters in the engine's own
+order, and penalties.
 
-`temperature` after the filters is not the same as before them: top-p keeps more tokens at a higher temperature. Engines
-differ in the order, and each is exact for its own.
+`temperature` after the filters is not the same as before them: top-p keeps more tokens at a higher
+temperature. Engines differ in the order, and each is exact for its own.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED, PENA
 class Claimed(Sampling):
     """`Sampling` with an order of the filters and penalties.
 
-    order      the filters in the order in which they are applied; those left out come last, in the order of `FILTERS`
-    penalties  changes of the target's logits that depend on the tokens before, applied before all filters
+    order      the filters in the order in which they are applied; those left out come last, in the
+               order of `FILTERS`
+    penalties  changes of the target's logits that depend on the tokens before, applied before all
+               filters
 
     Raises what `Sampling` raises, and `ValueError` for an order with other or repeated names.
 
@@ -49,11 +52,13 @@ def penalties_of(sampling: Sampling) -> Penalties:
 
 
 def claimed_sampling(settings: Mapping[str, Any], order: str | Sequence[str] = "transformers") -> Sampling:
-    """The `Sampling` of an engine's `settings`; `order` is an engine's name in `ENGINE_ORDERS`, or the filters' names.
+    """The `Sampling` of an engine's `settings`; `order` is an engine's name in `ENGINE_ORDERS`, or
+    the filters' names.
 
-    `settings` may have temperature, top_k (0, -1 or None for none), top_p and min_p, those of `Penalties`, and those of
-    `NOT_AUDITED` with the value that switches them off. Raises `ValueError` for anything else: a claim that is left out
-    of the audit would be found as a deviation.
+    `settings` may have temperature, top_k (0, -1 or None for none), top_p and min_p, those of
+    `Penalties`, and those of `NOT_AUDITED` with the value that switches them off. Raises
+    `ValueError` for anything else: a claim that is left out of the audit would be found as a
+    deviation.
 
     >>> claimed_sampling({"temperature": 0.7, "top_k": 0})
     Sampling(temperature=0.7, top_k=None, top_p=1.0, min_p=0.0)
@@ -92,7 +97,8 @@ def _is_off(value: Any, off: Any) -> bool:
 
 
 def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`, which are already penalised."""
+    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`, which are
+    already penalised."""
     if not isinstance(sampling, Claimed) or sampling.temperature == 0:
         return standardise(logits, sampling)
     for name in sampling.order:
@@ -120,7 +126,8 @@ def _only(sampling: Sampling, name: str) -> Sampling:
 
 
 def without_each(sampling: Sampling) -> dict[str, Sampling]:
-    """The same settings without one of the filters or penalties claimed, by the name of what is left out."""
+    """The same settings without one of the filters or penalties claimed, by the name of what is
+    left out."""
     active = [name for name in FILTERS if is_active(sampling, name)]
     fewer = {name: replace(sampling, **OFF[name]) for name in active}
     if not isinstance(sampling, Claimed):
@@ -133,7 +140,8 @@ def without_each(sampling: Sampling) -> dict[str, Sampling]:
 
 
 def other_orders(sampling: Sampling) -> dict[str, Claimed]:
-    """The same settings in the other orders of `ENGINE_ORDERS`, by engine; empty where it makes no difference."""
+    """The same settings in the other orders of `ENGINE_ORDERS`, by engine; empty where it makes no
+    difference."""
     active = [name for name in FILTERS if is_active(sampling, name)]
     if sampling.temperature == 0 or len(active) < 2:
         return {}
@@ -152,9 +160,10 @@ def other_orders(sampling: Sampling) -> dict[str, Claimed]:
 class CutoffGap(NamedTuple):
     """How far a token of probability zero is from being possible.
 
-    logit  difference to the smallest logit that argmax, top-k or min-p keeps (0 if they keep the token)
-    mass   probability of likelier tokens in excess of top-p (0 if top-p keeps the token), where the filters before
-           top-p kept the token in place of the weakest that they keep
+    logit  difference to the smallest logit that argmax, top-k or min-p keeps (0 if they keep the
+           token)
+    mass   probability of likelier tokens in excess of top-p (0 if top-p keeps the token), where the
+           filters before top-p kept the token in place of the weakest that they keep
     """
 
     logit: float
@@ -162,7 +171,8 @@ class CutoffGap(NamedTuple):
 
 
 def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
-    """How far `token` is from those that `sampling` keeps, by penalised `logits` `(vocab,)`; zeros if it is kept."""
+    """How far `token` is from those that `sampling` keeps, by penalised `logits` `(vocab,)`; zeros
+    if it is kept."""
     now = logits.double()
     if sampling.temperature == 0:
         return CutoffGap(float((now.max() - now[token]).clamp_min(0)), 0.0)
@@ -187,7 +197,8 @@ def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
 
 
 def _with(logits: Tensor, token: int, own: float) -> Tensor:
-    """`logits` with `token`, which the engine kept: the filters after it see it in place of the weakest one."""
+    """`logits` with `token`, which the engine kept: the filters after it see it in place of the
+    weakest one."""
     return logits.index_fill(0, torch.tensor(token, device=logits.device), own)
 
 

@@ -1,4 +1,5 @@
-"""Compares an audit of an engine with speculation with that of its control: the same engine without speculation.
+"""Compares an audit of an engine with speculation with that of its control: the same engine without
+speculation.
 
 What both deviate in is the engine's own; what only the first deviates in is the speculation's.
 """
@@ -16,15 +17,17 @@ from specnb_audit.report import SUSPICIOUS, ControlComparison, Report
 
 Gaps = Sequence[tuple[float, float]]
 ALIKE = 0.05
-"""P-value from which on impossible tokens are called alike, if the largest gap is at most `OTHER_KERNELS` times the
-control's. A test that does not reject at delta is no evidence that they are."""
+"""P-value from which on impossible tokens are called alike, if the largest gap is at most
+`OTHER_KERNELS` times the control's. A test that does not reject at delta is no evidence that they
+are."""
 
 
 def compare_with_control(report: Report, control: Report, gaps: Gaps, control_gaps: Gaps) -> ControlComparison:
-    """The comparison of two reports; `gaps` are those of all impossible tokens, by logit and top-p mass.
+    """The comparison of two reports; `gaps` are those of all impossible tokens, by logit and top-p
+    mass.
 
-    Rows that share noise come from how the sequences were collected, so a control without it blames nothing; and where
-    that is all that was found, what single rows show is not compared.
+    Rows that share noise come from how the sequences were collected, so a control without it blames
+    nothing; and where that is all that was found, what single rows show is not compared.
     """
     p_value = gap_p_value(gaps, report.tokens, control_gaps, control.tokens)
     alike = (
@@ -51,7 +54,8 @@ def compare_with_control(report: Report, control: Report, gaps: Gaps, control_ga
 
 
 def _is_absent(kind: str, report: Report, control: Report) -> bool:
-    """Whether the `control` has as many tokens as it took to find `kind` here, and no sign of it."""
+    """Whether the `control` has as many tokens as it took to find `kind` here, and no sign of
+    it."""
     if kind not in report.running_by_alternative:
         return control.tokens >= (report.found_after or 0)
     running = report.running_by_alternative[kind]
@@ -69,22 +73,26 @@ def _largest(gaps: Gaps) -> list[float]:
 
 
 def _bar(report: Report) -> float:
-    """The decimal logarithm of an e-value that rejects exactness for one alternative among all, at `delta`."""
+    """The decimal logarithm of an e-value that rejects exactness for one alternative among all, at
+    `delta`."""
     return math.log10(max(len(report.running_by_alternative), 1) / report.delta)
 
 
 def found_kinds(report: Report) -> list[str]:
-    """Violations, and the alternatives whose e-value alone rejects exactness, all of them together at `delta`."""
+    """Violations, and the alternatives whose e-value alone rejects exactness, all of them together
+    at `delta`."""
     bar = _bar(report)
     peaks = {name: float(values.max(initial=-math.inf)) for name, values in report.running_by_alternative.items()}
     return [*report.violations, *sorted((name for name in peaks if peaks[name] >= bar), key=lambda name: -peaks[name])]
 
 
 def gap_p_value(gaps: Gaps, n: int, control_gaps: Gaps, control_n: int) -> float:
-    """The probability of at least so many impossible tokens among `n`, or so many beyond the control's largest.
+    """The probability of at least so many impossible tokens among `n`, or so many beyond the
+    control's largest.
 
-    Under the hypothesis that every token is equally likely to be impossible, by equally large gaps, in both files. The
-    three tests (number, logits, top-p mass) share the level by Bonferroni's inequality.
+    Under the hypothesis that every token is equally likely to be impossible, by equally large gaps,
+    in both files. The three tests (number, logits, top-p mass) share the level by Bonferroni's
+    inequality.
     """
     chances = [_excess(len(gaps), n, len(control_gaps), control_n)]
     for column in range(2):
@@ -95,5 +103,6 @@ def gap_p_value(gaps: Gaps, n: int, control_gaps: Gaps, control_n: int) -> float
 
 
 def _excess(count: int, n: int, control_count: int, control_n: int) -> float:
-    """The chance that `count` or more of the marked tokens are among the `n`, not among the control's."""
+    """The chance that `count` or more of the marked tokens are among the `n`, not among the
+    control's."""
     return float(hypergeom.sf(count - 1, n + control_n, count + control_count, n)) if count else 1.0

@@ -1,16 +1,17 @@
 """Test martingales: evidence against a distribution p that may be looked at after every token.
 
-A bet turns each token x into the factor 1 + s (r(x)/p(x) - 1), whose expectation under p, given all tokens before,
-is at most 1. The running product of such factors is a nonnegative supermartingale that starts at 1 (a *test
-martingale*), and so is an average of several with weights fixed beforehand. Its value is an *e-value*: by Ville's
-inequality it ever reaches 1/delta with probability at most delta, for any vocabulary, any distributions and any
-stopping time.
+A bet turns each token x into the factor 1 + s (r(x)/p(x) - 1), whose expectation under p, given all
+tokens before, is at most 1. The running product of such factors is a nonnegative supermartingale
+that starts at 1 (a *test martingale*), and so is an average of several with weights fixed
+beforehand. Its value is an *e-value*: by Ville's inequality it ever reaches 1/delta with
+probability at most delta, for any vocabulary, any distributions and any stopping time.
 
-`TotalVariationEstimate` bounds the total variation per token between the sampler and p from below, by test functions:
-they map tokens to [0, 1] and are chosen before the token is seen. The deviation f(x) - E_p f of one has, under the
-sampler, a mean of at most the total variation. At each token we use the one with the largest sum of deviations so far;
-that choice is itself a test function, so there is no selection bias. Nothing here bounds the total variation from
-above: the test functions tried may all miss the deviation.
+`TotalVariationEstimate` bounds the total variation per token between the sampler and p from below,
+by test functions: they map tokens to [0, 1] and are chosen before the token is seen. The deviation
+f(x) - E_p f of one has, under the sampler, a mean of at most the total variation. At each token we
+use the one with the largest sum of deviations so far; that choice is itself a test function, so
+there is no selection bias. Nothing here bounds the total variation from above: the test functions
+tried may all miss the deviation.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from specnb.measure.statistics import Estimate
 Array = NDArray[np.float64]
 
 STRENGTHS = (0.9, 0.5, 0.2, 0.06, 0.02)
-"""Fractions s of the martingale that are staked on a bet. A bug that affects one token in 50 is found fastest with
-0.02, one that affects every token with 0.9."""
-ALL_TOKENS_WEIGHT = 0.5  # weight of the bets on every token; the rest goes to bets on subsets of the tokens
+"""Fractions s of the martingale that are staked on a bet. A bug that affects one token in 50 is
+found fastest with 0.02, one that affects every token with 0.9."""
+# Weight of the bets on every token; the rest goes to bets on subsets of the tokens.
+ALL_TOKENS_WEIGHT = 0.5
 CHUNK = 64
 BEYOND = 2.0
 RATES = 2.0 ** -np.arange(1, 12)
@@ -36,28 +38,33 @@ RATES = 2.0 ** -np.arange(1, 12)
 class Evidence:
     """The test martingales of K bets.
 
-    `alternatives` names the alternative hypothesis of each bet. Each bet is made on every token, and again on each of
-    `subsets` subsets of the tokens alone. Every alternative has the same weight, and so has every bet of one.
+    `alternatives` names the alternative hypothesis of each bet. Each bet is made on every token,
+    and again on each of `subsets` subsets of the tokens alone. Every alternative has the same
+    weight, and so has every bet of one.
     """
 
     def __init__(self, alternatives: list[str], subsets: int) -> None:
         self.names = sorted(set(alternatives), key=alternatives.index)
         index = np.array([self.names.index(name) for name in alternatives])
-        self.order = np.argsort(index, kind="stable")  # puts the bets of one alternative side by side
+        # Puts the bets of one alternative side by side.
+        self.order = np.argsort(index, kind="stable")
         self.alternative_of = index[self.order]
         self.subsets = subsets
         self.starts = np.searchsorted(self.alternative_of, np.arange(len(self.names)))
         bets_per_alternative = np.bincount(index)[self.alternative_of]
         fractions = [ALL_TOKENS_WEIGHT, *[(1 - ALL_TOKENS_WEIGHT) / subsets] * subsets] if subsets else [1.0]
         weight = np.array(fractions)[:, None, None] / (bets_per_alternative * len(STRENGTHS))
-        self.log_weight = np.log(weight * np.ones((len(STRENGTHS), 1)))  # (1 + subsets, strengths, K)
+        # (1 + subsets, strengths, K).
+        self.log_weight = np.log(weight * np.ones((len(STRENGTHS), 1)))
         self.log_martingale = self.log_weight.copy()
         self.moments = Moments(len(alternatives))
 
     def add(self, ratios: Array, masks: NDArray[np.bool_]) -> Array:
-        """The natural logarithm of each alternative's e-value `(n, alternatives)` after each of n more tokens.
+        """The natural logarithm of each alternative's e-value `(n, alternatives)` after each of n
+        more tokens.
 
-        `ratios` `(n, K)` are r(x)/p(x) at the tokens, `masks` `(n, subsets)` says which tokens are in each subset.
+        `ratios` `(n, K)` are r(x)/p(x) at the tokens, `masks` `(n, subsets)` says which tokens are
+        in each subset.
         """
         parts = [
             self._chunk(ratios[start : start + CHUNK, self.order], masks[start : start + CHUNK])
@@ -80,12 +87,13 @@ class Evidence:
         return largest + np.log(np.add.reduceat(scaled.sum(axis=(1, 2)), self.starts, axis=-1))
 
     def detectable(self, delta: float, power: float = 0.9) -> dict[str, float]:
-        """For each alternative the total variation per token from which on it would have been detected with `power`.
+        """For each alternative the total variation per token from which on it would have been
+        detected with `power`.
 
-        It is about samplers with the distribution (1 - e) p + e r, r one of the alternative's distributions and e the
-        same at every token: each such sampler at least that far from p would have passed 1/delta by the last token.
-        NaN where that holds for none. Assumes that the tokens seen were sampled from p, and that the sum of the log
-        factors is normal.
+        It is about samplers with the distribution (1 - e) p + e r, r one of the alternative's
+        distributions and e the same at every token: each such sampler at least that far from p
+        would have passed 1/delta by the last token. NaN where that holds for none. Assumes that the
+        tokens seen were sampled from p, and that the sum of the log factors is normal.
         """
         threshold = -np.log(delta) - self.log_weight[0] + np.log(len(self.names))
         shares, distances = self.moments.detectable(threshold, power)
@@ -94,8 +102,8 @@ class Evidence:
             share, distance = (values[self.alternative_of == number] for values in (shares, distances))
             known = ~np.isnan(share)
             figure = (share * distance)[known].max(initial=0.0)
-            # A distribution that is not detected counts unless it is nearer to p than the figure anyway.
-            # Beyond a total variation of 1 there is no distribution.
+            # A distribution that is not detected counts unless it is nearer to p than the figure
+            # anyway. Beyond a total variation of 1 there is no distribution.
             is_figure = (share <= 1).any() and distance[~known].max(initial=0.0) <= figure <= 1
             result[name] = float(figure) if is_figure else float("nan")
         return result
@@ -114,7 +122,8 @@ class Moments:
         self.n = 0
         self.distance = np.zeros(bets)
         self.ratio = np.zeros((2, bets))  # sums of x = r/p - 1, and of its square
-        self.sums = np.zeros((3, 2, len(STRENGTHS), bets))  # of (r/p)^i g^j, i = 0, 1, 2 and j = 1, 2
+        # Of (r/p)^i g^j, i = 0, 1, 2 and j = 1, 2.
+        self.sums = np.zeros((3, 2, len(STRENGTHS), bets))
 
     def add(self, ratios: Array, gains: Array) -> None:
         """Adds n tokens: `ratios` `(n, K)` and their log factors `gains` `(n, strengths, K)`."""
@@ -126,15 +135,16 @@ class Moments:
             self.sums[order] += np.stack([weighted.sum(axis=0), np.einsum("nsk,nsk->sk", weighted, gains)])
 
     def detectable(self, threshold: Array, power: float) -> tuple[Array, Array]:
-        """For each bet the share e of r in (1 - e) p + e r that is detected with `power`, and TV(p, r).
+        """For each bet the share e of r in (1 - e) p + e r that is detected with `power`, and TV(p,
+        r).
 
-        Detected means that the log martingale passes `threshold` `(strengths, K)`. Shares up to `BEYOND` stand for
-        distributions farther out than r in its direction, as stronger ones of a kind are; NaN where not even that is
-        detected.
+        Detected means that the log martingale passes `threshold` `(strengths, K)`. Shares up to
+        `BEYOND` stand for distributions farther out than r in its direction, as stronger ones of a
+        kind are; NaN where not even that is detected.
 
-        The tokens seen are only one sample. By chance they may favour r, and the figure would be too small. So the
-        means are corrected by regression on x = r/p - 1, whose mean under p is known to be 0, and the error that
-        remains counts as if it were spread of the log martingale.
+        The tokens seen are only one sample. By chance they may favour r, and the figure would be
+        too small. So the means are corrected by regression on x = r/p - 1, whose mean under p is
+        known to be 0, and the error that remains counts as if it were spread of the log martingale.
         """
         n = max(self.n, 1)
         distance = self.distance / n
@@ -166,7 +176,8 @@ class Moments:
 
 
 class TotalVariationEstimate:
-    """The mean deviation of the best of J test functions; `add` takes their deviations at each token."""
+    """The mean deviation of the best of J test functions; `add` takes their deviations at each
+    token."""
 
     def __init__(self) -> None:
         self.sums: Array | float = 0.0
@@ -188,14 +199,15 @@ class TotalVariationEstimate:
         return chosen
 
     def estimate(self, level: float = 0.95) -> Estimate:
-        """The mean deviation, clipped at 0, over n tokens, with an interval that is valid at any stopping time.
+        """The mean deviation, clipped at 0, over n tokens, with an interval that is valid at any
+        stopping time.
 
-        `low` bounds the mean total variation per token from below with confidence (1 + level) / 2; `high` bounds the
-        mean deviation of the test functions used, not the total variation.
+        `low` bounds the mean total variation per token from below with confidence (1 + level) / 2;
+        `high` bounds the mean deviation of the test functions used, not the total variation.
 
         For a test function f, its mean under the sampler and the deviation d = f - E_p f,
-        exp(rate (f - mean) + (log(1 - rate) + rate) d^2) has expectation at most 1 (Fan, Grama and Liu 2015); taking
-        the best of several rates is a union bound over them.
+        exp(rate (f - mean) + (log(1 - rate) + rate) d^2) has expectation at most 1 (Fan, Grama and
+        Liu 2015); taking the best of several rates is a union bound over them.
         """
         if self.n == 0:
             return Estimate(0.0, 0.0, 1.0, 0)

@@ -1,7 +1,8 @@
-"""What may explain a finding: what is wrong with the sequences themselves, other settings, dependence.
+"""What may explain a finding: what is wrong with the sequences themselves, other settings,
+dependence.
 
-None of this changes how likely an exact sampler is to be rejected: nothing here is asked unless it was rejected, or
-tokens are impossible.
+None of this changes how likely an exact sampler is to be rejected: nothing here is asked unless it
+was rejected, or tokens are impossible.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ REMEMBERED = 100_000
 """Tokens of sequences, prompts included, that are kept for explanations."""
 TRIED = 4_000
 DEPENDENT = (100.0, 10.0)
-"""A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier one; the second is
-tried where the first leaves evidence for dependence, because independent sequences are seldom taken for dependent."""
+"""A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier
+one; the second is tried where the first leaves evidence for dependence, because independent
+sequences are seldom taken for dependent."""
 
 
 def remembering(completions: Iterable[Completion | None], kept: list[Completion]) -> Iterator[Completion | None]:
@@ -42,10 +44,12 @@ def remembering(completions: Iterable[Completion | None], kept: list[Completion]
 def likelier_settings(
     models: Models, completions: Sequence[Completion], suspicious: set[int], auditor: Auditor
 ) -> tuple[str, list[str]]:
-    """A cause and a note if other settings explain the tokens: another order of the filters, or one setting left out.
+    """A cause and a note if other settings explain the tokens: another order of the filters, or one
+    setting left out.
 
-    They must do so better than those claimed by a likelihood ratio above 1/delta, and a fresh `auditor` must not reject
-    them. Tried on `TRIED` tokens, those of the `suspicious` sequences first. Empty where none do.
+    They must do so better than those claimed by a likelihood ratio above 1/delta, and a fresh
+    `auditor` must not reject them. Tried on `TRIED` tokens, those of the `suspicious` sequences
+    first. Empty where none do.
     """
     orders, fewer = other_orders(models.sampling), without_each(models.sampling)
     if not orders and not fewer:
@@ -116,8 +120,8 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
 def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
     """The `completions`, in their order, as far as `auditor` has audited them.
 
-    Left out are those that were read ahead when it stopped, what a stop has left of a sequence in pieces, and tokens
-    after an end token.
+    Left out are those that were read ahead when it stopped, what a stop has left of a sequence in
+    pieces, and tokens after an end token.
     """
     sequence = np.concatenate([np.empty(0, np.int64), *(place[0] for place in auditor.places)])
     lengths = np.bincount(sequence, minlength=auditor.sequences).tolist()
@@ -128,10 +132,12 @@ def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Complet
 
 
 def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | None:
-    """The sequences that share noise with an earlier one, by their own part of the evidence for dependence.
+    """The sequences that share noise with an earlier one, by their own part of the evidence for
+    dependence.
 
-    `lengths` are the tokens of each sequence, in the order of the audit. None where the others still reject
-    independence at `report.delta`: a short sequence has too little evidence of its own.
+    `lengths` are the tokens of each sequence, in the order of the audit. None where the others
+    still reject independence at `report.delta`: a short sequence has too little evidence of its
+    own.
     """
     ends = np.cumsum([0, *lengths])
     kinds = [report.running_by_alternative[name] for name in DEPENDENCE if name in report.running_by_alternative]
@@ -144,10 +150,12 @@ def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | No
 
 
 def repeated_noise(report: Report) -> tuple[str, list[str]]:
-    """A cause and a check where sequences repeat each other's noise, and those that do not deviate, too.
+    """A cause and a check where sequences repeat each other's noise, and those that do not deviate,
+    too.
 
-    The cause is given where the diagnosis was learnt from earlier sequences: what one has by chance, all have that
-    repeat its noise, and then some tokens come too often as if they had a bias. Empty where no dependence was found.
+    The cause is given where the diagnosis was learnt from earlier sequences: what one has by
+    chance, all have that repeat its noise, and then some tokens come too often as if they had a
+    bias. Empty where no dependence was found.
     """
     shared = [name for name in found_kinds(report) if name in DEPENDENCE]
     if not shared or report.verdict != "rejected":
@@ -160,12 +168,13 @@ def repeated_noise(report: Report) -> tuple[str, list[str]]:
 
 
 def rows_alone(report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor) -> Report | None:
-    """The report on those sequences alone that share no noise with an earlier one; None without dependence, and where
-    it cannot be said which they are.
+    """The report on those sequences alone that share no noise with an earlier one; None without
+    dependence, and where it cannot be said which they are.
 
-    Asked where an alternative of `DEPENDENCE` rejects exactness. Bets on single rows are misled there: what one row
-    does by chance is repeated by all that share its noise. `completions` must have been `audited`; `auditor` is a fresh
-    one that ignores dependence, and lengths, because a stop may have cut the last sequence.
+    Asked where an alternative of `DEPENDENCE` rejects exactness. Bets on single rows are misled
+    there: what one row does by chance is repeated by all that share its noise. `completions` must
+    have been `audited`; `auditor` is a fresh one that ignores dependence, and lengths, because a
+    stop may have cut the last sequence.
     """
     if report.violations or not report.rejected or not set(DEPENDENCE) & set(found_kinds(report)):
         return None

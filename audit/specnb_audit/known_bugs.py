@@ -1,8 +1,9 @@
 """The registry of known bugs, and `generate` with one of them.
 
-`KNOWN_BUGS` are the bug suite: bugs of a step and of the loop, which `generate` can run. `MORE_BUGS` are more bugs of a
-step, which it can run too; no bet of the audit was designed for those of them in `HELD_OUT_BUGS`. Batch layouts
-(`studies/batching`), beam search and tree attention (in the tests) have known bugs too.
+`KNOWN_BUGS` are the bug suite: bugs of a step and of the loop, which `generate` can run.
+`MORE_BUGS` are more bugs of a step, which it can run too; no bet of the audit was designed for
+those of them in `HELD_OUT_BUGS`. Batch layouts (`studies/batching`), beam search and tree attention
+(in the tests) have known bugs too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding import generate as loop
-from specnb.decoding.generate import Study
+from specnb.decoding.generate import Hooks
 from specnb.distributions import Sampling
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
@@ -28,9 +29,11 @@ from specnb_audit.bugs.verification import MORE_BUGS as MORE_BUGS
 
 
 def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
-    """The bug suite by name: the bugs of a step, with `filters` where they need some, and those of the loop."""
+    """The bug suite by name: the bugs of a step, with `filters` where they need some, and those of
+    the loop."""
     suite = step_bugs(filters) | LOOP_BUGS
-    suite["reseeded"] = replace(suite["reseeded"], batch=Reseeded)  # in the loop this is a matter of the uniforms
+    # In the loop this is a matter of the uniforms.
+    suite["reseeded"] = replace(suite["reseeded"], batch=Reseeded)
     return suite
 
 
@@ -63,14 +66,15 @@ def generate(
     target: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     drafter: PreTrainedModel | Drafter,
-    study: Study = Study(),
+    hooks: Hooks = Hooks(),
     **settings: Any,
 ) -> loop.Generation:
-    """`specnb.decoding.generate.generate` with `bug`; the tokens should have the distribution under `bug.claimed`.
+    """`specnb.decoding.generate.generate` with `bug`; the tokens should have the distribution under
+    `bug.claimed`.
 
-    A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of `loop.generate` except
-    sampling and rule; the `batch_class` of `study` is the bug's. Raises what that raises, and
-    `TypeError` for a drafter that cannot have the bug.
+    A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of
+    `loop.generate` except sampling and rule; the `batch_class` of `hooks` is the bug's. Raises what
+    that raises, and `TypeError` for a drafter that cannot have the bug.
     """
     changes_draft = bug.sampled or bug.q or (bug.draft_class and not bug.batch)
     if isinstance(drafter, PreTrainedModel):
@@ -82,5 +86,5 @@ def generate(
         return bug.rule(bug.p(p) if bug.p else p, q, draft_tokens, accept, final)
 
     sampling = Sampling() if bug.p else bug.claimed
-    study = replace(study, batch_class=bug.batch)
-    return loop.generate(target, prompts, drafter, sampling=sampling, rule=rule, study=study, **settings)
+    hooks = replace(hooks, batch_class=bug.batch)
+    return loop.generate(target, prompts, drafter, sampling=sampling, rule=rule, hooks=hooks, **settings)

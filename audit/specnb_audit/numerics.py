@@ -1,17 +1,21 @@
-"""How far an engine's distributions may be from the target's because of rounding alone, and what that explains.
+"""How far an engine's distributions may be from the target's because of rounding alone, and what
+that explains.
 
-A sampler runs its target over 1 or gamma + 1 tokens, perhaps in another dtype; the audit runs it over a whole sequence.
-Kernels then sum in different orders. This is not a fault of the sampling algorithm, so it is measured separately, by
-comparing the target with itself, or with a copy of itself in the engine's dtype.
+A sampler runs its target over 1 or gamma + 1 tokens, perhaps in another dtype; the audit runs it
+over a whole sequence. Kernels then sum in different orders. This is not a fault of the sampling
+algorithm, so it is measured separately, by comparing the target with itself, or with a copy of
+itself in the engine's dtype.
 
-At temperature 0 and with top-k or top-p a sampler with other rounding errors emits tokens of probability zero now and
-then: at near ties, where the smallest error decides. `ImpossibleTokens` sorts them by what explains the size of each.
+At temperature 0 and with top-k or top-p a sampler with other rounding errors emits tokens of
+probability zero now and then: at near ties, where the smallest error decides. `ImpossibleTokens`
+sorts them by what explains the size of each.
 
-Whether that explains their number too is a bet (`impossible_rate`). Rounding errors decide near ties, and those are
-rare. So the engine's logits are taken to be the target's plus normal noise, larger than measured, and `DRAWS` imagined
-engines with such noise emit a token at each position. If the engine is one of their kind, its token is as likely to be
-impossible as each of theirs: where k of the DRAWS + 1 tokens are, the engine's is with probability k / (DRAWS + 1). So
-odds^[it is] divided by its mean given k has expectation 1, and the product over tokens is an e-value
+Whether that explains their number too is a bet (`impossible_rate`). Rounding errors decide near
+ties, and those are rare. So the engine's logits are taken to be the target's plus normal noise,
+larger than measured, and `DRAWS` imagined engines with such noise emit a token at each position. If
+the engine is one of their kind, its token is as likely to be impossible as each of theirs: where k
+of the DRAWS + 1 tokens are, the engine's is with probability k / (DRAWS + 1). So odds^[it is]
+divided by its mean given k has expectation 1, and the product over tokens is an e-value
 (`specnb_audit.evidence`). A prefix counts once: there the engine errs alike again.
 """
 
@@ -40,15 +44,19 @@ from specnb_audit.teacher_forcing import Completion, Source, batch_logits, teach
 
 DRAWS = 4
 ODDS = (3.0, 10.0, 30.0)
-"""The engine's tokens are bet to be impossible with odds so many times those of the imagined ones."""
+"""The engine's tokens are bet to be impossible with odds so many times those of the imagined
+ones."""
 ENTRIES = 2**27
-"""Logits that noise is added to, at most: a long audit with a large vocabulary is judged by its beginning."""
+"""Logits that noise is added to, at most: a long audit with a large vocabulary is judged by its
+beginning."""
 SEQUENCES = 4  # of which rounding errors are measured
 LISTED = 100  # impossible tokens of each class kept with all details
 OTHER_KERNELS = 2
-"""An engine's kernels may err this many times as much as the two ways of computing that are compared here."""
+"""An engine's kernels may err this many times as much as the two ways of computing that are
+compared here."""
 LARGEST = float(norm.isf(1e-6 / 1e6))
-"""No value among a million normal ones is more standard deviations from its mean, but for a probability of 1e-6."""
+"""No value among a million normal ones is more standard deviations from its mean, but for a
+probability of 1e-6."""
 ORDERS = np.array([1 - 2.0**-10, 1 / 2, 3 / 4, 7 / 8, 15 / 16, 31 / 32])
 WEIGHTS = np.array([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
 
@@ -59,8 +67,8 @@ class Numerics(NamedTuple):
     logit    largest difference of a logit
     tv       largest total variation between the two distributions
     tv_mean  mean total variation
-    nats     mean Kullback-Leibler divergence of the engine's distributions from the audit's: the most evidence per
-             token, on average, that any bet can gain from the difference
+    nats     mean Kullback-Leibler divergence of the engine's distributions from the audit's: the
+             most evidence per token, on average, that any bet can gain from the difference
     spread   root mean square of the differences of the logits, at the position where it is largest
     source   what was compared
     """
@@ -85,20 +93,23 @@ class Numerics(NamedTuple):
     def logit_gap(self) -> float:
         """How far below the tokens kept the logit of a token may be that the engine keeps.
 
-        Two logits err, hence the 2. The largest error over a long audit is beyond the largest at a few positions: for
-        normal errors with the measured `spread`, and kernels that err twice as much, the difference of two logits
-        exceeds this bound anywhere in a million tokens with probability 1e-6.
+        Two logits err, hence the 2. The largest error over a long audit is beyond the largest at a
+        few positions: for normal errors with the measured `spread`, and kernels that err twice as
+        much, the difference of two logits exceeds this bound anywhere in a million tokens with
+        probability 1e-6.
         """
         return max(2 * self.logit, OTHER_KERNELS * math.sqrt(2) * LARGEST * self.spread)
 
     @property
     def mass_gap(self) -> float:
-        """How much more than top-p the tokens may have that are likelier than a token that the engine keeps."""
+        """How much more than top-p the tokens may have that are likelier than a token that the
+        engine keeps."""
         return 2 * self.tv * (OTHER_KERNELS if self.spread else 1)
 
     @property
     def noise(self) -> float:
-        """The standard deviation of a logit's error for which the number of impossible tokens is explained."""
+        """The standard deviation of a logit's error for which the number of impossible tokens is
+        explained."""
         return OTHER_KERNELS * self.spread
 
     def explains(self, logit: float, mass: float) -> bool:
@@ -109,9 +120,10 @@ class Numerics(NamedTuple):
 def given_numerics(logit_gap: float, sampling: Sampling) -> Numerics:
     """The numerics of an engine each of whose logits errs by at most `logit_gap` / 2.
 
-    Then the logarithm of the ratio of the distributions at temperature T varies by at most logit_gap / T, so their
-    total variation is at most tanh(logit_gap / (4 T)), and their Renyi divergence of order a at most
-    a (logit_gap / T)^2 / 8 (Hoeffding's lemma), which is what `crossing` needs.
+    Then the logarithm of the ratio of the distributions at temperature T varies by at most
+    logit_gap / T, so their total variation is at most tanh(logit_gap / (4 T)), and their Renyi
+    divergence of order a at most a (logit_gap / T)^2 / 8 (Hoeffding's lemma), which is what
+    `crossing` needs.
     """
     scaled = logit_gap / sampling.temperature if sampling.temperature else 0.0
     tv = math.tanh(scaled / 4)
@@ -129,8 +141,9 @@ def measure_numerics(
 ) -> Numerics:
     """The differences at the first positions of up to four of `completions`.
 
-    About `positions` positions in all; 0 < `positions`, and at least one completion must have tokens. `engine_dtype` is
-    that of the passes over one token (default: the model's own); another one needs a copy of the model.
+    About `positions` positions in all; 0 < `positions`, and at least one completion must have
+    tokens. `engine_dtype` is that of the passes over one token (default: the model's own); another
+    one needs a copy of the model.
     """
     chosen = [completion for completion in completions if completion.tokens][:SEQUENCES]
     each = -(-positions // len(chosen))
@@ -146,7 +159,8 @@ def measure_numerics(
     both = (p > 0) & (r > 0)
     nats = torch.where(both, r * (r.where(both, 1.0) / p.where(both, 1.0)).log(), 0.0).sum(dim=-1)
     difference = one - many
-    centred = difference - difference.mean(dim=-1, keepdim=True)  # a shift of all logits changes no probability
+    # a shift of all logits changes no probability.
+    centred = difference - difference.mean(dim=-1, keepdim=True)
     numerics = Numerics(
         len(many),
         float(difference.abs().max()),
@@ -167,12 +181,14 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     converted: PreTrainedModel = copied.to(dtype)
     for module, original in zip(converted.modules(), model.modules(), strict=True):
         if isinstance(frequencies := getattr(original, "inv_freq", None), Tensor):
-            module.inv_freq = frequencies.clone()  # loading does not round those of rotary embeddings
+            # Loading does not round those of rotary embeddings.
+            module.inv_freq = frequencies.clone()
     return converted
 
 
 def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:
-    """Logits `(n, vocab)` of `model` from one pass over the sequence, and of `engine` from one pass per token."""
+    """Logits `(n, vocab)` of `model` from one pass over the sequence, and of `engine` from one pass
+    per token."""
     ((_, _, many),) = batch_logits(model, [completion])
     name = cache_argument(engine)
     output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
@@ -188,16 +204,18 @@ def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: C
 
 
 def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int = 0) -> int | None:
-    """The number of tokens at which the e-value first passes 1/delta by more than the numerics explain, or None.
+    """The number of tokens at which the e-value first passes 1/delta by more than the numerics
+    explain, or None.
 
-    `log_e` `(n,)` are natural logarithms of the e-value, `before` tokens preceded them, and the engine differs from
-    the target by `nats` per token.
+    `log_e` `(n,)` are natural logarithms of the e-value, `before` tokens preceded them, and the
+    engine differs from the target by `nats` per token.
 
-    If each token is sampled from r instead of p, Hoelder's inequality bounds the mean of the factor e^a, a < 1, of a
-    token by E_p[(r/p)^(1/(1-a))]^(1-a), which is at most exp(a nats / (1-a)) where the Renyi divergences of r from p
-    are at most their order times `nats` (so for `given_numerics`; for measured ones, up to terms of third order in
-    log r/p). So e^a exp(-n a nats / (1-a)) is a nonnegative supermartingale that starts at 1, and so is its mean over
-    several a: such an engine is rejected, at any time, with probability at most delta.
+    If each token is sampled from r instead of p, Hoelder's inequality bounds the mean of the factor
+    e^a, a < 1, of a token by E_p[(r/p)^(1/(1-a))]^(1-a), which is at most exp(a nats / (1-a)) where
+    the Renyi divergences of r from p are at most their order times `nats` (so for `given_numerics`;
+    for measured ones, up to terms of third order in log r/p). So e^a exp(-n a nats / (1-a)) is a
+    nonnegative supermartingale that starts at 1, and so is its mean over several a: such an engine
+    is rejected, at any time, with probability at most delta.
     """
     n = before + np.arange(1, len(log_e) + 1)
     explained = log_e
@@ -213,7 +231,8 @@ class Impossible(NamedTuple):
 
     sequence, position  where it is, both counted from 0
     token               its id
-    logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN without logits
+    logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN
+                        without logits
     mass                the probability of likelier tokens in excess of top-p; NaN without logits
     """
 
@@ -235,8 +254,8 @@ class ImpossibleTokens:
 
     violations  no numerics considered explain them
     borderline  the engine's `numerics` explain them
-    undeclared  those of bfloat16 would (`undeclared`, measured at the first token that needs it), and nobody said
-                which dtype the engine computes in
+    undeclared  those of bfloat16 would (`undeclared`, measured at the first token that needs it),
+                and nobody said which dtype the engine computes in
     """
 
     def __init__(self, numerics: Numerics | None, undeclared: Callable[[], Numerics] | None) -> None:
@@ -244,7 +263,8 @@ class ImpossibleTokens:
         self._measure = undeclared
         self.listed: dict[str, list[Impossible]] = {"violations": [], "borderline": [], "undeclared": []}
         self.gaps: list[tuple[float, float]] = []  # logit and mass of each, whatever its class
-        self.drafted: int | None = None  # how many are the draft's most probable token, where there is a draft
+        # How many are the draft's most probable token, where there is a draft.
+        self.drafted: int | None = None
         self.counts = dict.fromkeys(self.listed, 0)
 
     @cached_property
@@ -267,12 +287,14 @@ class ImpossibleTokens:
 
     @property
     def noise(self) -> float:
-        """The noise of the numerics that explain all tokens; 0 where there is none to explain, or none was measured."""
+        """The noise of the numerics that explain all tokens; 0 where there is none to explain, or
+        none was measured."""
         largest = self.undeclared if self.counts["undeclared"] else self.numerics if self.counts["borderline"] else None
         return 0.0 if largest is None or self.counts["violations"] else largest.noise
 
     def move(self, name: str, *others: str) -> None:
-        """Moves the tokens of the classes `others` to the class `name`: it is known now what explains them."""
+        """Moves the tokens of the classes `others` to the class `name`: it is known now what
+        explains them."""
         for other in others:
             self.listed[name] = [*self.listed[name], *self.listed[other]][:LISTED]
             self.counts[name] += self.counts[other]
@@ -354,7 +376,8 @@ def impossible_rate(
 def _impossible(
     logits: Tensor, tokens: Sequence[int], sampling: Sampling, noise: float, random: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Whether each of `tokens` `(n,)` is impossible under `logits` `(n, vocab)`, and for how many imagined engines."""
+    """Whether each of `tokens` `(n,)` is impossible under `logits` `(n, vocab)`, and for how many
+    imagined engines."""
     zero = claimed_probs(logits, sampling) == 0
     own = zero.gather(-1, torch.tensor(tokens, device=zero.device)[:, None])[:, 0].numpy(force=True).astype(np.int64)
     others = np.zeros_like(own)

@@ -1,9 +1,10 @@
 """Penalties for repetition and a logit bias, on the target's logits before temperature and filters.
 
-In the order and by the definitions of vLLM, which has all four: the bias is added; the repetition penalty then divides
-positive logits and multiplies the others, of tokens in the prompt or the output; frequency and presence penalties are
-subtracted for tokens of the output only, the first once for each time. In transformers `repetition_penalty` is the
-same, and a `sequence_bias` of single tokens is a logit bias.
+In the order and by the definitions of vLLM, which has all four: the bias is added; the repetition
+penalty then divides positive logits and multiplies the others, of tokens in the prompt or the
+output; frequency and presence penalties are subtracted for tokens of the output only, the first
+once for each time. In transformers `repetition_penalty` is the same, and a `sequence_bias` of
+single tokens is a logit bias.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Penalties:
     Raises `ValueError` for anything else.
 
     >>> Penalties(logit_bias={5: -1})
-    Penalties(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias=((5, -1.0),))
+    Penalties(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias=((5,
+    -1.0),))
     """
 
     repetition_penalty: float = 1.0
@@ -72,7 +74,8 @@ NO_PENALTIES = Penalties()
 def penalised(
     logits: Tensor, penalties: Penalties, prompt: Sequence[int], tokens: Sequence[int], start: int = 0
 ) -> Tensor:
-    """`logits` `(n, vocab)` of the `tokens` from `start` on, behind `prompt`, with `penalties`; in float32 or better.
+    """`logits` `(n, vocab)` of the `tokens` from `start` on, behind `prompt`, with `penalties`; in
+    float32 or better.
 
     >>> penalised(torch.zeros(2, 2), Penalties(presence_penalty=0.5), prompt=[1], tokens=[0, 1])
     tensor([[ 0.0000,  0.0000],
@@ -92,7 +95,8 @@ def penalised(
 
 
 def _counts(tokens: Sequence[int], start: int, logits: Tensor) -> Tensor:
-    """How often each token occurs before each of the `tokens` from `start` on, `(n, vocab)` like their `logits`."""
+    """How often each token occurs before each of the `tokens` from `start` on, `(n, vocab)` like
+    their `logits`."""
     n, vocab = logits.shape
     given = torch.tensor(tokens[: start + n - 1], dtype=torch.long, device=logits.device)
     counts = torch.zeros_like(logits)

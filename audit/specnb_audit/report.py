@@ -18,7 +18,8 @@ Array = NDArray[np.float64]
 
 SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
 FEW = 0.1
-"""At temperature 0 an audit is too short where a larger share of other tokens than this might have been missed."""
+"""At temperature 0 an audit is too short where a larger share of other tokens than this might have
+been missed."""
 VIOLATIONS = {
     "impossible": "a token has probability zero under the settings claimed",
     "after-the-end": "tokens follow an end token",
@@ -35,32 +36,42 @@ NOT_COVERED = (
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of an audit of `tokens` tokens in `sequences` sequences at the false-alarm rate `delta`.
+    """The outcome of an audit of `tokens` tokens in `sequences` sequences at the false-alarm rate
+    `delta`.
 
     found_after             number of tokens after which exactness was rejected, or None
-    numerics_only           whether tokens deviate, but by no more than numerics explain: the e-value passed 1/delta by
-                            no more than that, or some tokens are `undeclared`
+    numerics_only           whether tokens deviate, but by no more than numerics explain: the
+                            e-value passed 1/delta by no more than that, or some tokens are
+                            `undeclared`
     running                 (tokens,) decimal logarithm of the e-value after each token
-    running_by_alternative  the same for each alternative of `specnb_audit.alternatives.ALTERNATIVES`
-    tv                      lower-bound estimate of the total variation per token; see `specnb_audit.evidence`
+    running_by_alternative  the same for each alternative of
+                            `specnb_audit.alternatives.ALTERNATIVES`
+    tv                      lower-bound estimate of the total variation per token; see
+                            `specnb_audit.evidence`
     violations              number of violations by name; see `VIOLATIONS`
     impossible              the tokens of probability zero (the first 100)
-    borderline              those whose probability may be zero because of the engine's numerics alone
-    undeclared              those that the numerics of bfloat16 would explain, where the engine's dtype is unknown; or
-                            of which a control has as many
-    impossible_summary      how many tokens are impossible, of any of the three classes, and by how much
+    borderline              those whose probability may be zero because of the engine's numerics
+                            alone
+    undeclared              those that the numerics of bfloat16 would explain, where the engine's
+                            dtype is unknown; or of which a control has as many
+    impossible_summary      how many tokens are impossible, of any of the three classes, and by how
+                            much
     rate                    the bet on their number, where numerics explain the size of each
     certain                 whether every token had probability 1, as at temperature 0
-    breakdown               evidence of the leading alternative by position, token, ...: lists of (group, tokens,
-                            decimal log e-value)
-    detectable              kind -> total variation per token from which on a deviation of that kind alone would have
-                            been detected with power 0.9, if every token had deviated alike: with the distribution
-                            (1 - e) p + e r, r that of the kind and e the same at every token; NaN: not even r itself
+    breakdown               evidence of the leading alternative by position, token, ...: lists of
+                            (group, tokens, decimal log e-value)
+    detectable              kind -> total variation per token from which on a deviation of that kind
+                            alone would have been detected with power 0.9, if every token had
+                            deviated alike: with the distribution (1 - e) p + e r, r that of the
+                            kind and e the same at every token; NaN: not even r itself
     numerics                how far the target's distributions depend on the way they are computed
-    control                 the comparison with the same engine without speculation (`specnb_audit.control`)
-    rows_alone              where rows share noise, the report on those rows that share none with an earlier one
+    control                 the comparison with the same engine without speculation
+                            (`specnb_audit.control`)
+    rows_alone              where rows share noise, the report on those rows that share none with an
+                            earlier one
     interrupted             whether Ctrl-C stopped the audit before the last token
-    cause                   what explains the rejection, where that is known better than by the kind of deviation
+    cause                   what explains the rejection, where that is known better than by the kind
+                            of deviation
     checks                  what is wrong with the sequences themselves, before any statistics
     left_out                number of sequences that were left out of the audit
     required                kind -> total variation per token from which on it had to be found
@@ -102,7 +113,8 @@ class Report:
     def verdict(self) -> str:
         """`rejected`, `dependent`, `numerics` or `not rejected`.
 
-        `dependent` is a rejection too: rows share noise, and those that share none with an earlier one do not deviate.
+        `dependent` is a rejection too: rows share noise, and those that share none with an earlier
+        one do not deviate.
         """
         if self.rejected and self.rows_alone is not None and not self.rows_alone.rejected:
             return "dependent"
@@ -146,13 +158,15 @@ class Report:
 
     @property
     def by_alternative(self) -> dict[str, float]:
-        """Decimal logarithm of each alternative's e-value at the end, the largest first (but see `GENERAL`)."""
+        """Decimal logarithm of each alternative's e-value at the end, the largest first (but see
+        `GENERAL`)."""
         last = {name: float(values[-1]) for name, values in self.running_by_alternative.items()}
         return dict(sorted(last.items(), key=lambda item: -item[1] / GENERAL.get(item[0], 1.0)))
 
     @property
     def diagnosis(self) -> str | None:
-        """What the deviation looks like: a violation, or the alternative with the largest e-value; None without one."""
+        """What the deviation looks like: a violation, or the alternative with the largest e-value;
+        None without one."""
         if not self.rejected and not self.numerics_only:
             return None
         return next(iter(self.violations)) if self.violations else next(iter(self.by_alternative))
@@ -228,7 +242,8 @@ class Report:
 
     @property
     def _kinds(self) -> dict[str, float]:
-        """The figures of `detectable` that say whether there were enough tokens: at temperature 0 that of others."""
+        """The figures of `detectable` that say whether there were enough tokens: at temperature 0
+        that of others."""
         return {name: value for name, value in self.detectable.items() if name == "impossible" or not self.certain}
 
     @property
@@ -238,7 +253,8 @@ class Report:
 
     @property
     def _explained(self) -> list[str]:
-        """The kinds that the diagnosis explains: the violations, and the three alternatives with the most evidence."""
+        """The kinds that the diagnosis explains: the violations, and the three alternatives with
+        the most evidence."""
         threshold = -math.log10(self.delta) / 2
         return [*self.violations, *[name for name, value in self.by_alternative.items() if value > threshold][:3]]
 
@@ -273,7 +289,8 @@ class Report:
             ]
         if self._like_control:
             return ["  the same engine without speculation has as many impossible tokens, and as large ones"]
-        if self.log10_e_peak >= SUSPICIOUS:  # noise has no direction, and gives no evidence where tokens are possible
+        # Noise has no direction, and gives no evidence where tokens are possible.
+        if self.log10_e_peak >= SUSPICIOUS:
             return [
                 "  all impossible tokens lie within the noise of bfloat16; the possible ones deviate too, which that",
                 "  noise does not explain: compare the settings claimed with those of the engine",
@@ -303,7 +320,8 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The report without the arrays per token, in JSON types; infinities and NaN are strings."""
+        """The report without the arrays per token, in JSON types; infinities and NaN are
+        strings."""
         names = (
             "headline", "checks", "verdict", "rejected", "undecided", "diagnosis", "delta", "tokens", "sequences",
             "left_out", "found_after", "interrupted", "log10_e", "log10_e_peak",
@@ -334,9 +352,10 @@ class ControlComparison(NamedTuple):
 
     control      the report on the control
     shared       kinds of deviation found in both: the engine's own
-    only_here    kinds found only with speculation, where the control is long enough and shows no sign of them
-    p_value      of the impossible tokens, if those with and without speculation are alike: how likely at least so many
-                 more of them, or so many larger ones, would be
+    only_here    kinds found only with speculation, where the control is long enough and shows no
+                 sign of them
+    p_value      of the impossible tokens, if those with and without speculation are alike: how
+                 likely at least so many more of them, or so many larger ones, would be
     delta        error rate at which they are said to differ
     alike        whether the impossible tokens are about as many and as large as the control's
     undecided    kinds found with speculation alone that the control cannot attribute
@@ -352,7 +371,8 @@ class ControlComparison(NamedTuple):
 
     @property
     def source(self) -> str | None:
-        """Whose the deviations are: `engine`, `speculation`, `both`, or None without any that can be attributed."""
+        """Whose the deviations are: `engine`, `speculation`, `both`, or None without any that can
+        be attributed."""
         return {(True, True): "both", (True, False): "engine", (False, True): "speculation"}.get(
             (bool(self.shared), bool(self.only_here))
         )

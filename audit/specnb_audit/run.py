@@ -1,4 +1,5 @@
-"""Runs an audit over sequences as they arrive, shows its progress, and asks afterwards what may explain a finding."""
+"""Runs an audit over sequences as they arrive, shows its progress, and asks afterwards what may
+explain a finding."""
 
 from __future__ import annotations
 
@@ -36,14 +37,17 @@ MEASURED = 4  # sequences that the numerics are measured on
 SOON, EVERY = 0.5, 10.0  # seconds until progress is shown first, and between lines
 
 Progress = bool | Callable[[str], None]
-"""True: a bar on stderr. False: nothing. A function: gets a line now and then, and one at a rejection."""
+"""True: a bar on stderr. False: nothing. A function: gets a line now and then, and one at a
+rejection."""
 Show = Callable[[int, float, int | None], None]
-"""Called after each row with: tokens in all, decimal logarithm of the e-value, tokens at the rejection or None."""
+"""Called after each row with: tokens in all, decimal logarithm of the e-value, tokens at the
+rejection or None."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in `specnb_audit.engine.Aim`."""
+    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in
+    `specnb_audit.engine.Aim`."""
 
     delta: float = 1e-6
     seed: int = 0
@@ -72,13 +76,15 @@ def audit_distributions(
     progress: Progress = True,
     expected: int | None = None,
 ) -> Report:
-    """The report on `rows`, whose distributions exist already; they may come one at a time from a generator.
+    """The report on `rows`, whose distributions exist already; they may come one at a time from a
+    generator.
 
     auditor   holds the settings of the test; default `Auditor()`
     stop      whether to stop as soon as exactness is rejected
     expected  number of tokens, for the progress bar, which shows the e-value
 
-    Ctrl-C stops it too, with the report on the tokens so far, if there are any. Raises what `Auditor.add` raises.
+    Ctrl-C stops it too, with the report on the tokens so far, if there are any. Raises what
+    `Auditor.add` raises.
 
     >>> import torch
     >>> print(audit_distributions([Row([1] * 40, torch.full((40, 2), 0.5))], progress=False).verdict)
@@ -124,8 +130,8 @@ def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
 
 
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
-    """Raises `ValueError` for a completion that a model gives no distributions for, and for penalties that they cannot
-    be given.
+    """Raises `ValueError` for a completion that a model gives no distributions for, and for
+    penalties that they cannot be given.
     """
     vocab, penalised = vocabulary(models.target, completions[0].prompt), (models.target, models.suspected)
     has_logits = all(source is None or isinstance(source, PreTrainedModel) for source in penalised)
@@ -142,10 +148,12 @@ def audit_completions(
     engine: Engine = Engine(),
     expected: int | None = None,
 ) -> Report:
-    """The report on `completions`, which may arrive one at a time; None among them means that no more are ready.
+    """The report on `completions`, which may arrive one at a time; None among them means that no
+    more are ready.
 
-    They must have been checked with `require_models`. `expected` is the number of tokens, for the progress bar. Ctrl-C
-    stops it with the report so far. Raises `ValueError` for a control without tokens, and what `Auditor.add` raises.
+    They must have been checked with `require_models`. `expected` is the number of tokens, for the
+    progress bar. Ctrl-C stops it with the report so far. Raises `ValueError` for a control without
+    tokens, and what `Auditor.add` raises.
     """
     if engine.control and not any(one.tokens for one in engine.control):
         raise ValueError("the control has no tokens; give at least one sequence with a token in it, or no control")
@@ -190,7 +198,8 @@ def _with_rate(
 
 
 def _first(completions: Iterable[Completion | None]) -> tuple[list[Completion | None], Iterator[Completion | None]]:
-    """The first completions, up to one with tokens and then as many as are ready; and the iterator over the rest."""
+    """The first completions, up to one with tokens and then as many as are ready; and the iterator
+    over the rest."""
     rest = iter(completions)
     first: list[Completion | None] = []
     for completion in rest:
@@ -209,10 +218,12 @@ def _with_control(
     control: Auditor,
     settings: Settings,
 ) -> Report:
-    """The report with the comparison with the control, whose numerics explain impossible tokens too.
+    """The report with the comparison with the control, whose numerics explain impossible tokens
+    too.
 
-    The same bets are made on the control, with those on a draft, so that no kind is missing there for want of a test.
-    Where impossible tokens are more than noise gives by an e-value that alone rejects nothing, the control decides.
+    The same bets are made on the control, with those on a draft, so that no kind is missing there
+    for want of a test. Where impossible tokens are more than noise gives by an e-value that alone
+    rejects nothing, the control decides.
     """
     plain = teacher_forced_rows(models, completions)
     if audit_distributions(plain, control, progress=settings.progress).interrupted:
@@ -236,7 +247,8 @@ def _with_control(
 def _explained(
     report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Auditor
 ) -> Report:
-    """The report with what is wrong with the sequences themselves, and what may explain a finding."""
+    """The report with what is wrong with the sequences themselves, and what may explain a
+    finding."""
     checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
     if report.verdict in ("not rejected", "dependent"):
         return replace(report, checks=checks)

@@ -1,6 +1,8 @@
-"""Teacher forcing: the distributions that a target gives along existing sequences, one forward pass for each.
+"""Teacher forcing: the distributions that a target gives along existing sequences, one forward pass
+for each.
 
-A target is a model of transformers, or a function from all tokens before to a distribution `(vocab,)`.
+A target is a model of transformers, or a function from all tokens before to a distribution
+`(vocab,)`.
 """
 
 from __future__ import annotations
@@ -30,14 +32,16 @@ NextTokenProbs = Callable[[tuple[int, ...]], Any]
 Source = PreTrainedModel | NextTokenProbs
 
 LOGITS = 2**23
-"""Logits that one forward pass may return: limits how many sequences share a pass, and cuts long ones into pieces."""
+"""Logits that one forward pass may return: limits how many sequences share a pass, and cuts long
+ones into pieces."""
 
 
 PROBED = 8  # tokens of a sequence by which a model is compared with itself
 
 
 class Completion(NamedTuple):
-    """A prompt, the tokens generated after it, and if known the tokens emitted by each step, and the batch."""
+    """A prompt, the tokens generated after it, and if known the tokens emitted by each step, and
+    the batch."""
 
     prompt: list[int]
     tokens: list[int]
@@ -55,7 +59,8 @@ def vocabulary(source: Source, prompt: Sequence[int]) -> int:
 class Models(NamedTuple):
     """The models that the rows of an audit come from, and the settings claimed for each.
 
-    sampling   penalties in it are those of the target, and of the model suspected; a draft's q has none
+    sampling   penalties in it are those of the target, and of the model suspected; a draft's q has
+               none
     suspected  a model that may have been used instead of the target
     """
 
@@ -71,10 +76,11 @@ class Models(NamedTuple):
 
 
 def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]) -> Iterator[Row]:
-    """The rows of all `completions`, in order; long ones in pieces. One without tokens needs no forward pass.
+    """The rows of all `completions`, in order; long ones in pieces. One without tokens needs no
+    forward pass.
 
-    Several completions share a forward pass. None among them means that no more are ready: those before it are then
-    not kept waiting.
+    Several completions share a forward pass. None among them means that no more are ready: those
+    before it are then not kept waiting.
 
     >>> rows = teacher_forced_rows(Models(lambda prefix: [0.5, 0.5]), [Completion([], [1, 0])])
     >>> [(row.tokens, row.p.tolist()) for row in rows]
@@ -102,7 +108,8 @@ def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iter
 def teacher_forced_logits(
     target: Source, completions: Iterable[Completion], penalties: Penalties = NO_PENALTIES
 ) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each of `completions` with tokens, or piece of one: it, the offset of its first token, and logits.
+    """For each of `completions` with tokens, or piece of one: it, the offset of its first token,
+    and logits.
 
     The logits are those with `penalties`.
     """
@@ -124,7 +131,8 @@ def _row(
     p = claimed_probs(logits, models.sampling)
 
     def as_p(other: Tensor | None, sampling: Sampling) -> Tensor | None:
-        """The distributions of another model in the dtype of p, which alone decides whether the audit is valid."""
+        """The distributions of another model in the dtype of p, which alone decides whether the
+        audit is valid."""
         return None if other is None else claimed_probs(other, sampling).to(p.dtype)
 
     return Row(
@@ -153,7 +161,8 @@ def cutoff_gaps(tokens: Sequence[int], p: Tensor, logits: Tensor, sampling: Samp
 
 
 def _steps(completion: Completion, start: int, n: int) -> Sequence[int] | None:
-    """The steps of a piece of `n` tokens; steps that do not fit the completion are returned as they are."""
+    """The steps of a piece of `n` tokens; steps that do not fit the completion are returned as they
+    are."""
     steps = completion.steps
     if steps is None or sum(steps) != len(completion.tokens):
         return steps
@@ -181,7 +190,8 @@ def _length(completion: Completion) -> int:
 
 
 def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each completion, or piece of one: the completion, the offset of its first token, and logits `(n, vocab)`."""
+    """For each completion, or piece of one: the completion, the offset of its first token, and
+    logits `(n, vocab)`."""
     if not isinstance(source, PreTrainedModel):
         for completion in completions:
             yield completion, 0, _function_logits(source, completion, vocab)
@@ -194,7 +204,8 @@ def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> It
 def batch_logits(
     model: PreTrainedModel, completions: Sequence[Completion], vocab: int | None = None
 ) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass without a cache.
+    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass
+    without a cache.
 
     `vocab` is the number of the target's tokens, if a draft model has another.
     """
@@ -262,7 +273,8 @@ _in_pieces_as_whole: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionar
 
 @torch.inference_mode()
 def require_causal(model: PreTrainedModel) -> None:
-    """Raises `ValueError` unless a sequence has the same distributions alone, beside others and without its end.
+    """Raises `ValueError` unless a sequence has the same distributions alone, beside others and
+    without its end.
 
     Compared once for a model, over a few tokens.
     """
@@ -289,7 +301,8 @@ def require_causal(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def agrees_in_pieces(model: PreTrainedModel) -> bool:
-    """Whether `model` gives a sequence the same distributions piece by piece, with its cache, as at once."""
+    """Whether `model` gives a sequence the same distributions piece by piece, with its cache, as at
+    once."""
     if model not in _in_pieces_as_whole:
         long, _ = _probes(model)
         try:
@@ -316,8 +329,8 @@ def require_completions(
 ) -> None:
     """Raises `ValueError` for a completion that `source` gives no distributions for.
 
-    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...). `vocab` is the number of
-    the target's tokens, if `source` is another model.
+    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...). `vocab`
+    is the number of the target's tokens, if `source` is another model.
     """
     if isinstance(source, PreTrainedModel) and source.training:
         raise ValueError(

@@ -1,8 +1,9 @@
 """Generated sequences in a file, or a pipe, of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
 
-A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or integer that sequences
-generated together share; and `seed`, an integer that the random numbers of the sequence, or of its batch, were seeded
-with. vLLM's names are read, too: `prompt_token_ids`, and `token_ids` in the line or in its one entry of `outputs`.
+A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or integer
+that sequences generated together share; and `seed`, an integer that the random numbers of the
+sequence, or of its batch, were seeded with. vLLM's names are read, too: `prompt_token_ids`, and
+`token_ids` in the line or in its one entry of `outputs`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any, NamedTuple
 LINE = '{"prompt": [ids], "tokens": [ids]}'
 GZIP = b"\x1f\x8b"
 UTF8_MARK = b"\xef\xbb\xbf"
-LONGEST_LINE = 2**26  # bytes; no sequence is as long, and a stream or a damaged file may have no end of a line
+# bytes; no sequence is as long, and a stream or a damaged file may have no end of a line.
+LONGEST_LINE = 2**26
 ONE_EACH = "each line is one sequence"
 REGULAR = "give a file (only specnb-audit audit - reads a pipe)"
 WAITING = 1000  # lines of a pipe that are read ahead at most
@@ -28,7 +30,8 @@ LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
 
 class Sequence(NamedTuple):
-    """One sequence of a file: its file and line, prompt and tokens, and the rest of its line, where that is given."""
+    """One sequence of a file: its file and line, prompt and tokens, and the rest of its line, where
+    that is given."""
 
     where: str
     prompt: list[int]
@@ -39,10 +42,11 @@ class Sequence(NamedTuple):
 
 
 def read_tokens(file: Path) -> list[Sequence]:
-    """The sequences in `file`, in order; blank lines are skipped. The file may be compressed by gzip.
+    """The sequences in `file`, in order; blank lines are skipped. The file may be compressed by
+    gzip.
 
-    Raises `ValueError`, with the file and the number of the line, for anything else, and `OSError` where the
-    file cannot be read.
+    Raises `ValueError`, with the file and the number of the line, for anything else, and `OSError`
+    where the file cannot be read.
     """
     sequences = [_sequence(_parsed(line, where), where) for line, where in lines_in(file, LINE)]
     for sequence in sequences:
@@ -51,9 +55,11 @@ def read_tokens(file: Path) -> list[Sequence]:
 
 
 def save_tokens(file: Path, prompts: Iterable[Iterable[int]], completions: Iterable[Iterable[int]]) -> None:
-    """Writes a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and the prompt of each.
+    """Writes a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and the
+    prompt of each.
 
-    Raises `ValueError` for other numbers of prompts than of completions, `OSError` where it cannot be written.
+    Raises `ValueError` for other numbers of prompts than of completions, `OSError` where it cannot
+    be written.
 
     >>> save_tokens(Path(os.devnull), [[1, 2]], [[3]])
     """
@@ -63,10 +69,12 @@ def save_tokens(file: Path, prompts: Iterable[Iterable[int]], completions: Itera
 
 
 class Seeds:
-    """The seeds declared so far: a second sequence or batch of a seed may have the random numbers of the first.
+    """The seeds declared so far: a second sequence or batch of a seed may have the random numbers
+    of the first.
 
-    Sequences that share random numbers are not independent, whatever the engine does, and an audit needs independent
-    ones. So `repeated` says which to leave out. Those of one batch may share its seed.
+    Sequences that share random numbers are not independent, whatever the engine does, and an audit
+    needs independent ones. So `repeated` says which to leave out. Those of one batch may share its
+    seed.
     """
 
     def __init__(self) -> None:
@@ -74,7 +82,8 @@ class Seeds:
         self.count = 0
 
     def repeated(self, sequence: Sequence) -> bool:
-        """Whether an earlier sequence, not of the same batch, declares the seed of `sequence`; counts those."""
+        """Whether an earlier sequence, not of the same batch, declares the seed of `sequence`;
+        counts those."""
         if sequence.seed is None:
             return False
         known = sequence.seed in self.batch_of
@@ -98,8 +107,9 @@ def require_alike(first: Sequence, other: Sequence) -> None:
 
 
 def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
-    """The lines of `file` that are not blank, unpacked, and where each is; one at a time, as it may be larger than
-    memory. Raises `ValueError`, which says what `form` a line has, where there are none.
+    """The lines of `file` that are not blank, unpacked, and where each is; one at a time, as it may
+    be larger than memory. Raises `ValueError`, which says what `form` a line has, where there are
+    none.
     """
     if file.is_fifo() or file.is_char_device():
         raise ValueError(f"{file} is a pipe or a device, which may have no end; {REGULAR}")
@@ -108,7 +118,8 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
         packed = raw.peek(len(GZIP)).startswith(GZIP)
         stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
         try:
-            # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a line.
+            # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a
+            # line.
             for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
                 if len(line) == LONGEST_LINE:
                     raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
@@ -150,7 +161,8 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _renamed(entries: dict[str, Any], where: str) -> dict[str, Any]:
-    """The entries of a line under the names used here; vLLM's `prompt` is the text of its `prompt_token_ids`."""
+    """The entries of a line under the names used here; vLLM's `prompt` is the text of its
+    `prompt_token_ids`."""
     outputs = entries.get("outputs")
     if isinstance(outputs, list) and len(outputs) > 1:
         raise ValueError(f"{where} has {len(outputs)} outputs; {ONE_EACH}: write a line for each, with its prompt")
@@ -161,7 +173,8 @@ def _renamed(entries: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def decoded(line: bytes, where: str, form: str) -> Any:
-    """What a line of JSON holds. Raises `ValueError` that says where it is and what `form` it should have."""
+    """What a line of JSON holds. Raises `ValueError` that says where it is and what `form` it
+    should have."""
     try:
         return json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -189,8 +202,8 @@ def _short(words: str) -> str:
 def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequence | None]:
     """The sequences in `lines`, as soon as they arrive; None where no other line is waiting.
 
-    Raises `ValueError`, with the number of the line, for what is not a sequence, for an empty stream, and for steps in
-    some lines only; `OSError` where the stream cannot be read.
+    Raises `ValueError`, with the number of the line, for what is not a sequence, for an empty
+    stream, and for steps in some lines only; `OSError` where the stream cannot be read.
     """
     queue: Queue[bytes | BaseException | None] = Queue(WAITING)
     threading.Thread(target=_fill, args=(lines, queue), daemon=True).start()
@@ -223,8 +236,8 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
 def lines_of(descriptor: int) -> Iterator[bytes]:
     r"""The lines of an open file, as soon as they arrive.
 
-    Without Python's buffered reader: a thread that waits in one cannot be left behind when the program ends. Of a line
-    longer than `LONGEST_LINE` only a part comes, and nothing after it.
+    Without Python's buffered reader: a thread that waits in one cannot be left behind when the
+    program ends. Of a line longer than `LONGEST_LINE` only a part comes, and nothing after it.
     """
     begun: list[bytes] = []  # pieces of the last line
     while chunk := os.read(descriptor, 2**16):

@@ -1,13 +1,15 @@
-"""The uniform behind a token: its transform, which is uniform under p, and uniforms that were used twice.
+"""The uniform behind a token: its transform, which is uniform under p, and uniforms that were used
+twice.
 
-The randomised probability integral transform (PIT) U = P(tokens before x in some order) + W P(x), W uniform, is uniform
-on [0, 1] and independent of the past exactly when x was drawn from p (Rosenblatt 1952), for any order that is fixed
-before x is seen. So every density on [0, 1] that is known beforehand is a fair bet: its mean under p is 1.
+The randomised probability integral transform (PIT) U = P(tokens before x in some order) + W P(x), W
+uniform, is uniform on [0, 1] and independent of the past exactly when x was drawn from p
+(Rosenblatt 1952), for any order that is fixed before x is seen. So every density on [0, 1] that is
+known beforehand is a fair bet: its mean under p is 1.
 
-A sampler that inverts the cumulative distribution over token ids, as `specnb.distributions.sample` does, emits x when
-its uniform lies in x's interval. So a token tells in which interval the uniform was, and what another sample with the
-same uniform would be. These bets need the whole vocabulary in the order of ids, and are computed at the emitted token
-only.
+A sampler that inverts the cumulative distribution over token ids, as `specnb.distributions.sample`
+does, emits x when its uniform lies in x's interval. So a token tells in which interval the uniform
+was, and what another sample with the same uniform would be. These bets need the whole vocabulary in
+the order of ids, and are computed at the emitted token only.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ Array = NDArray[np.float64]
 EDGES = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
 BINS = 16
 LEARNING = (1.0, 10.0, 100.0)
-"""Initial count of each bin. A small one adapts fast; a large one loses little while U is uniform."""
+"""Initial count of each bin. A small one adapts fast; a large one loses little while U is
+uniform."""
 BLOCK = 64  # tokens of the vocabulary whose masses are summed at once
 
 
 def transform(p: Tensor, score: Tensor, cell: Tensor, w: Array) -> Array:
-    """U `(n,)` of the emitted `cell` `(n,)` under p `(n, C)`, cells ordered by decreasing `score` `(n, C)`.
+    """U `(n,)` of the emitted `cell` `(n,)` under p `(n, C)`, cells ordered by decreasing `score`
+    `(n, C)`.
 
     Cells with equal scores count as one; `w` `(n,)` are the uniforms W.
     """
@@ -41,26 +45,29 @@ def transform(p: Tensor, score: Tensor, cell: Tensor, w: Array) -> Array:
 
 
 def fixed_bets(u: Array) -> Array:
-    """Densities `(n, bets)` at `u` `(n,)`: uniform below or above each of `EDGES`, and 1 plus or minus Legendre
-    polynomials of degree 1 to 3."""
+    """Densities `(n, bets)` at `u` `(n,)`: uniform below or above each of `EDGES`, and 1 plus or
+    minus Legendre polynomials of degree 1 to 3."""
     edges = np.array(EDGES)
     below = u[:, None] < edges
     x = 2 * u[:, None] - 1
-    polynomials = np.concatenate([x, (3 * x**2 - 1) / 2, (5 * x**3 - 3 * x) / 2], axis=1)  # mean 0, in [-1, 1]
+    # Mean 0, in [-1, 1].
+    polynomials = np.concatenate([x, (3 * x**2 - 1) / 2, (5 * x**3 - 3 * x) / 2], axis=1)
     return np.concatenate([below / edges, ~below / (1 - edges), 1 + polynomials, 1 - polynomials], axis=1)
 
 
 class Histogram:
     """Bets that U is distributed as its histogram so far, one for each initial count in `LEARNING`.
 
-    The probability of a bin is (its count + initial count) / (sum over all bins), as in Krichevsky and Trofimov.
+    The probability of a bin is (its count + initial count) / (sum over all bins), as in Krichevsky
+    and Trofimov.
     """
 
     def __init__(self) -> None:
         self.counts = np.zeros(BINS)
 
     def bets(self, u: Array) -> Array:
-        """Densities `(n, len(LEARNING))` at each of `u` `(n,)`; each uses the values before it only."""
+        """Densities `(n, len(LEARNING))` at each of `u` `(n,)`; each uses the values before it
+        only."""
         bins = np.minimum((u * BINS).astype(np.int64), BINS - 1)
         hits = np.eye(BINS)[bins]
         total = self.counts + hits.cumsum(axis=0)
@@ -86,8 +93,9 @@ class Interval(NamedTuple):
 class CumulativeMass:
     """Masses `(n, vocab)` cumulated over the vocabulary in float64.
 
-    Only sums over blocks are kept; the rest is computed for one token per row. All results are points of one rising
-    sequence, so the intervals of all tokens cover [0, 1] without gaps or overlaps, however they are rounded.
+    Only sums over blocks are kept; the rest is computed for one token per row. All results are
+    points of one rising sequence, so the intervals of all tokens cover [0, 1] without gaps or
+    overlaps, however they are rounded.
     """
 
     def __init__(self, mass: Tensor) -> None:
@@ -133,10 +141,11 @@ class CumulativeMass:
 
 
 def same_uniform_ratio(p_interval: Interval, earlier: Interval, interval: Interval) -> Array:
-    """r(x)/p(x) `(n,)` where r is the distribution of a sample whose uniform is known to lie in `earlier`.
+    """r(x)/p(x) `(n,)` where r is the distribution of a sample whose uniform is known to lie in
+    `earlier`.
 
-    `interval` is that of x in the cumulative distribution which the sampler may invert (p or q), `p_interval` that in
-    p. 1 where `earlier` is empty: there is no earlier sample.
+    `interval` is that of x in the cumulative distribution which the sampler may invert (p or q),
+    `p_interval` that in p. 1 where `earlier` is empty: there is no earlier sample.
     """
     shared = np.maximum(np.minimum(interval.high, earlier.high) - np.maximum(interval.low, earlier.low), 0.0)
     known = (earlier.width > 0) & (p_interval.width > 0)
@@ -153,11 +162,13 @@ class Likely(NamedTuple):
 
 
 def same_race_ratio(p: Array, p_token: Array, likely: Likely, earlier: Array, again: NDArray[np.bool_]) -> Array:
-    """r(x)/p(x) `(n,)` where the sampler takes the token with the least noise / p, as `torch.multinomial` does.
+    """r(x)/p(x) `(n,)` where the sampler takes the token with the least noise / p, as
+    `torch.multinomial` does.
 
-    The noise (exponential) is that of an earlier sample from p'. Its token y wins again with probability
-    1 / sum over z of max(p(z)/p(y), p'(z)/p'(y)), given that both are won; tokens beyond the `likely` ones of p' count
-    as one. Other tokens are taken to share the rest as under p.
+    The noise (exponential) is that of an earlier sample from p'. Its token y wins again with
+    probability 1 / sum over z of max(p(z)/p(y), p'(z)/p'(y)), given that both are won; tokens
+    beyond the `likely` ones of p' count as one. Other tokens are taken to share the rest as under
+    p.
 
     p        p `(n, L)` at the tokens of `likely`, which has p'
     p_token  p(y) `(n,)`, and `earlier` p'(y); 0 where there is no earlier sample
@@ -173,11 +184,13 @@ def same_race_ratio(p: Array, p_token: Array, likely: Likely, earlier: Array, ag
 
 
 def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeMass) -> tuple[Array, Array]:
-    """r(x)/p(x) `(n,)` at `tokens` for two bugs of a step of Algorithm 1; p and q `(n, vocab)`, `q_mass` that of q.
+    """r(x)/p(x) `(n,)` at `tokens` for two bugs of a step of Algorithm 1; p and q `(n, vocab)`,
+    `q_mass` that of q.
 
-    First *one-uniform*: the uniform that rejected the draft token samples from the residual; given the rejection it
-    has the density sum over d of q(d) 1[u > p(d)/q(d)]. Second *shared-noise*: the uniform that sampled the draft
-    token samples from the residual; a draft token d is rejected with q(d) - min(p, q)(d) of its interval.
+    First *one-uniform*: the uniform that rejected the draft token samples from the residual; given
+    the rejection it has the density sum over d of q(d) 1[u > p(d)/q(d)]. Second *shared-noise*: the
+    uniform that sampled the draft token samples from the residual; a draft token d is rejected with
+    q(d) - min(p, q)(d) of its interval.
     """
     accepted = torch.minimum(p, q)
     low, high = CumulativeMass(p - accepted).normalised_ends(tokens)

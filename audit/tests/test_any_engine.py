@@ -1,4 +1,5 @@
-"""Pages for engines that have no adapter: their files run, their commands exist, their tables are the results'."""
+"""Pages for engines that have no adapter: their files run, their commands exist, their tables are
+the results'."""
 
 import inspect
 import json

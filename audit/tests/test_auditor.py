@@ -1,4 +1,5 @@
-"""The auditor: exact samplers gain nothing, by enumeration; violations, lengths and pieces; the report."""
+"""The auditor: exact samplers gain nothing, by enumeration; violations, lengths and pieces; the
+report."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def audited(rows: list[Row], **settings: object) -> Auditor:
 
 @pytest.mark.parametrize("kind", ["dense", "zeros in p", "disjoint"])
 def test_an_exact_sampler_gains_nothing_on_average(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The expected e-value of each alternative, over all pairs of sequences of two tokens, is at most 1.
+    """The expected e-value of each alternative, over all pairs of sequences of two tokens, is at
+    most 1.
 
     Without the bets on the transform, which is randomised; `test_bets` shows that those are fair.
     """
@@ -128,7 +130,8 @@ def test_ends_and_lengths(
     assert auditor.log10_e == (float("inf") if violations else pytest.approx(auditor.report().running[-1]))
     if auditor.tokens:
         first = before + max((found_after or 0) - 1, 0) if violations else auditor.tokens
-        first = min(first, auditor.tokens - 1) if violations else first  # a violation may follow the last token
+        # a violation may follow the last token.
+        first = min(first, auditor.tokens - 1) if violations else first
         assert np.isinf(auditor.report().running).tolist() == [at >= first for at in range(auditor.tokens)]
 
 
@@ -151,7 +154,8 @@ def test_what_follows_the_end_is_cut_from_everything_that_comes_with_a_row() -> 
 
 
 def test_impossible_tokens_are_listed_where_they_are() -> None:
-    """The second sequence is in two pieces; each of the gaps belongs to a position of the whole sequence."""
+    """The second sequence is in two pieces; each of the gaps belongs to a position of the whole
+    sequence."""
     p = torch.tensor([[0.5, 0.5, 0.0]] * 4, dtype=torch.float64)
     gaps = {1: CutoffGap(0.25, 0.0), 4: CutoffGap(0.0, 0.125)}
     rows = [
@@ -272,7 +276,8 @@ def test_a_report_without_tokens_has_every_other_field() -> None:
 
 
 def test_evidence_within_the_numerics_is_remembered() -> None:
-    """After 100 tokens that deviate by no more than the numerics, 900 that deviate the other way."""
+    """After 100 tokens that deviate by no more than the numerics, 900 that deviate the other
+    way."""
     generator = np.random.default_rng(0)
     p = torch.full((900, 2), 0.5, dtype=torch.float64)
     first, second = (generator.choice(2, p=[one, 1 - one], size=900).tolist() for one in (0.65, 0.35))
@@ -287,7 +292,8 @@ def test_evidence_within_the_numerics_is_remembered() -> None:
 
 
 def test_the_groups_of_a_breakdown_add_up_to_the_evidence_of_the_leading_alternative() -> None:
-    """Of two equally likely tokens only the second comes, 1,100 times in one sequence and twice in another."""
+    """Of two equally likely tokens only the second comes, 1,100 times in one sequence and twice in
+    another."""
     p = torch.full((1100, 2), 0.5, dtype=torch.float64)
     rows = [Row([1] * 1100, p, steps=[1, 2, 1] * 275), Row([1, 1], p[:2], steps=[2])]
     report = audited(rows).report()

@@ -78,7 +78,8 @@ def test_cells_keep_all_mass(key: tuple[str, int, int], head: int) -> None:
 @given(KEYS, st.sampled_from([2, 5, FULL]), st.booleans())
 @settings(examples, max_examples=60)
 def test_every_alternative_is_a_fair_bet(key: tuple[str, int, int], head: int, raw: bool) -> None:
-    """sum over x of p(x) r(x)/p(x) is 1 where p has no zeros that r fills, and less where it has."""
+    """sum over x of p(x) r(x)/p(x) is 1 where p has no zeros that r fills, and less where it
+    has."""
     p, q, before = pair(*key)
     seen = for_every_token(p, q, before, head, raw)
     had = torch.zeros_like(seen.p, dtype=torch.bool)
@@ -89,7 +90,8 @@ def test_every_alternative_is_a_fair_bet(key: tuple[str, int, int], head: int, r
         assert torch.allclose(probs.sum(dim=-1), torch.ones(len(p), dtype=torch.float64)), kind
         possible = p > 0
         ratio = torch.where(possible, seen.at_token(probs) / seen.at_token(seen.p).where(possible, 1.0), 0.0)
-        if kind != "repeats":  # whose distribution differs from row to row: the token before is part of it
+        # Whose distribution differs from row to row: the token before is part of it.
+        if kind != "repeats":
             mean = float((p * ratio).sum())
             assert mean <= 1 + 1e-9, kind
             reached = probs[0][seen.p[0] > 0].sum()
@@ -140,7 +142,8 @@ def chance_below(edge: float, p: torch.Tensor, score: torch.Tensor) -> float:
 @examples
 def test_the_transform_is_uniform(kind: str, vocab: int, seed: int, by_p: bool) -> None:
     p, q = (probs(()) for probs in distribution_pair(kind, vocab, seed))
-    score = p.round(decimals=1) if by_p else torch.where(p > 0, q / p, torch.inf)  # rounding makes ties
+    # Rounding makes ties.
+    score = p.round(decimals=1) if by_p else torch.where(p > 0, q / p, torch.inf)
     for edge in EDGES_TRIED:
         assert abs(chance_below(edge, p, score) - edge) < 1e-9
 
@@ -165,7 +168,8 @@ def test_bets_on_the_transform_are_densities() -> None:
 @given(st.sampled_from([63, 64, 65, 200]), st.sampled_from([torch.float32, torch.float64]), st.integers(0, 10**6))
 @examples
 def test_blocks_make_no_difference(vocab: int, dtype: torch.dtype, seed: int) -> None:
-    """Intervals tile across the borders of blocks, and every uniform finds the token in whose interval it lies."""
+    """Intervals tile across the borders of blocks, and every uniform finds the token in whose
+    interval it lies."""
     mass = torch.rand(vocab, generator=torch.Generator().manual_seed(seed), dtype=dtype) ** 8
     mass[torch.arange(vocab) % 7 == 0] = 0
     cumulated = CumulativeMass(mass.expand(vocab, -1))
@@ -265,7 +269,8 @@ def test_tokens_are_first_inner_and_last_of_a_step_early_and_late() -> None:
     # In the first step it is not known yet that steps have more than one token.
     assert masks[:, 3].tolist() == [at > 2 and place == 1 for at, place in enumerate(places)]
     assert masks[:, 4].tolist() == [at > 2 and place == 2 for at, place in enumerate(places)]
-    # Nor that the second comes after one of full length; of the first in a row, the step before is not known.
+    # Nor that the second comes after one of full length; of the first in a row, the step before is
+    # not known.
     assert masks[:, 5].tolist() == [at not in (0, 3, 30, 39) and place == 0 for at, place in enumerate(places.tolist())]
     bets.begin([])
     blind = bets.bets_on(replace(rows[1], steps=None))
@@ -327,7 +332,8 @@ def test_a_sequence_is_compared_with_the_last_one_of_its_batch(monkeypatch: pyte
 
 
 def test_steps_between_two_tokens() -> None:
-    """All borders: the parts add up, and the steps of two pieces are those of the whole, a divided one twice."""
+    """All borders: the parts add up, and the steps of two pieces are those of the whole, a divided
+    one twice."""
     steps = [3, 1, 4]
     for start, stop in combinations_with_replacement(range(9), 2):
         parts = steps_between(steps, start, stop)

@@ -1,4 +1,5 @@
-"""Claimed settings: filters in any order, penalties, how far a token is from being kept, and what is refused."""
+"""Claimed settings: filters in any order, penalties, how far a token is from being kept, and what
+is refused."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.0, -1.0], dtype=torch.float64)
 def test_filters_are_applied_one_after_the_other(
     order: list[str], temperature: float, top_k: int, top_p: float, min_p: float
 ) -> None:
-    """Each alone is that of `standardise`, or min-p written down; a token has a gap exactly where it is removed."""
+    """Each alone is that of `standardise`, or min-p written down; a token has a gap exactly where
+    it is removed."""
     claimed, probs = Claimed(temperature, top_k, top_p, min_p, tuple(order)), standardise(LOGITS)
     for name in order:
         if name == "min-p":
@@ -46,7 +48,8 @@ def test_filters_are_applied_one_after_the_other(
     for token in range(len(LOGITS)):
         gap = cutoff_gap(LOGITS, claimed, token)
         assert (gap.logit > 1e-12 or gap.mass > 1e-12) == (float(found[token]) == 0)
-        # With as much tolerance the filters keep it: its logit is raised by the gap, and top-p by the mass.
+        # With as much tolerance the filters keep it: its logit is raised by the gap, and top-p by
+        # the mass.
         raised = LOGITS.clone()
         raised[token] += gap.logit + 1e-9
         wider = replace(claimed, top_p=min(1.0, top_p + gap.mass + 1e-9))
@@ -68,7 +71,8 @@ def test_gaps_are_in_units_of_logits_whatever_the_order() -> None:
 
 
 def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
-    """Token 5 is a hair less likely than the fifth token; an engine that keeps it instead has 0.95 before it."""
+    """Token 5 is a hair less likely than the fifth token; an engine that keeps it instead has 0.95
+    before it."""
     p = [0.3, 0.2, 0.2, 0.2, 0.05, 0.05 * (1 - 1e-5)]
     sampling = Sampling(top_k=5, top_p=0.95)
     gap = cutoff_gap(torch.tensor(p, dtype=torch.float64).log(), sampling, 5)

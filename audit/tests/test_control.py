@@ -87,7 +87,8 @@ def test_the_control_is_audited_with_the_same_bets_and_shown() -> None:
     models = Models(coin, draft=coin, suspected=lambda prefix: [0.25, 0.75])
     report = audit_completions(models, ones, settings, Engine(control=ones))
     assert report.control is not None
-    assert report.control.control.by_alternative == report.by_alternative  # the same settings, and the same seed
+    # The same settings, and the same seed.
+    assert report.control.control.by_alternative == report.by_alternative
     assert report.control.control.detectable == {}
     assert (report.control.source, report.control.p_value, report.control.delta) == ("engine", 1.0, 0.01)
     assert len(said) == 2
@@ -101,7 +102,8 @@ def test_the_control_is_audited_with_the_same_bets_and_shown() -> None:
 
 
 def test_impossible_tokens_as_in_a_control_that_is_explained_are_excused() -> None:
-    """The control's are within the numerics of bfloat16, and those of speculation are up to twice as large."""
+    """The control's are within the numerics of bfloat16, and those of speculation are up to twice
+    as large."""
 
     class Supposed(Engine):
         def numerics(self, *given: object) -> tuple[None, Any]:
@@ -122,7 +124,8 @@ def test_impossible_tokens_as_in_a_control_that_is_explained_are_excused() -> No
         assert (report.verdict, bool(report.violations)) == (("numerics", False) if excused else ("rejected", True))
         assert report.control.alike == excused
         kinds = (report.control.shared, report.control.only_here, report.control.undecided)
-        assert kinds == ([], [], [] if excused else ["impossible"])  # where they are, nothing is left to attribute
+        # Where they are, nothing is left to attribute.
+        assert kinds == ([], [], [] if excused else ["impossible"])
         assert len(report.undeclared) == 5 * excused
         also = [Completion([], [2] * 5 + [0] * 95)]
         worse = audit_completions(models, given, settings, Supposed(control=also))
@@ -140,7 +143,8 @@ def by_hand(kinds: dict[str, list[float]], **changes: Any) -> Report:
 
 
 def test_kinds_are_found_by_an_e_value_of_their_number_over_delta() -> None:
-    """1/delta is 100, so one kind needs 100 and each of two 200; the largest is first, after violations."""
+    """1/delta is 100, so one kind needs 100 and each of two 200; the largest is first, after
+    violations."""
     bar = math.log10(200)
     two = {"argmax": [0.0, bar, 0.0], "sharper": [bar - 1e-9, 0.0, 0.0]}
     assert found_kinds(by_hand(two)) == ["argmax"]
@@ -163,12 +167,14 @@ FOUND = {"argmax": [0.0, 2.0, 5.0, 9.0]}
         ({"argmax": [0.0, 0.0]}, "only_here"),  # two tokens were enough here
         ({"argmax": [0.0]}, "undecided"),
         ({}, "undecided"),
-        ({"argmax": [2.0, 0.0], "sharper": [0.0, 0.0]}, "undecided"),  # a sign of it, and too little to reject
+        # a sign of it, and too little to reject.
+        ({"argmax": [2.0, 0.0], "sharper": [0.0, 0.0]}, "undecided"),
         ({"argmax": [1.99, 0.0], "sharper": [0.0, 0.0]}, "only_here"),
     ],
 )
 def test_where_a_kind_belongs(control: dict[str, list[float]], where: str) -> None:
-    """In both; only here, where the control is as long as it took and shows no sign; or undecided."""
+    """In both; only here, where the control is as long as it took and shows no sign; or
+    undecided."""
     found = compare_with_control(by_hand(FOUND), by_hand(control), [], [])
     for name in ("shared", "only_here", "undecided"):
         assert getattr(found, name) == (["argmax"] if name == where else [])
@@ -200,8 +206,10 @@ NAN = (math.nan, math.nan)
         ([NAN], [NAN], True, "shared"),
         ([(0.0, 0.0)], [], False, "undecided"),  # none in the control
         ([(0.1, 0.0)] * 40, [(0.1, 0.0)], False, "only_here"),
-        ([(0.1, 0.0)] * 8, [(0.1, 0.0)], True, "shared"),  # 8 or more of 9 are here with probability 0.02, 3 tests
-        ([(0.1, 0.0)] * 9, [(0.1, 0.0)], False, "undecided"),  # 9 or more of 10 with probability 0.011
+        # 8 or more of 9 are here with probability 0.02, 3 tests.
+        ([(0.1, 0.0)] * 8, [(0.1, 0.0)], True, "shared"),
+        # 9 or more of 10 with probability 0.011.
+        ([(0.1, 0.0)] * 9, [(0.1, 0.0)], False, "undecided"),
         ([], [], True, "shared"),
         ([], [(0.1, 0.1)], True, "shared"),
     ],

@@ -25,7 +25,8 @@ def random_ratios(generator: np.random.Generator, vocab: int) -> tuple[np.ndarra
 @given(st.integers(2, 4), st.integers(0, 2), st.integers(0, 10**6))
 @settings(examples, max_examples=25)
 def test_the_expected_e_value_of_every_alternative_is_one(vocab: int, places: int, seed: int) -> None:
-    """Over all sequences of three tokens, whose distributions and subsets depend on the tokens before."""
+    """Over all sequences of three tokens, whose distributions and subsets depend on the tokens
+    before."""
 
     def sampled(context: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         generator = np.random.default_rng([seed, len(context), *context])
@@ -99,7 +100,8 @@ def test_an_alternative_among_k_is_detectable_as_one_alone_at_delta_over_k() -> 
 
 
 def test_no_deviation_beyond_the_alternative_itself_is_called_detectable() -> None:
-    """One alternative, 0.3 away in total variation, with two more tokens each time, as often the one as the other."""
+    """One alternative, 0.3 away in total variation, with two more tokens each time, as often the
+    one as the other."""
     evidence, found = Evidence(["one"], 0), []
     for _ in range(100):
         evidence.add(np.array([[1.6], [0.4]]), np.zeros((2, 0), dtype=bool))

@@ -1,4 +1,5 @@
-"""What may explain a finding: the order of the filters, bfloat16, prompts among the tokens, rows that share noise."""
+"""What may explain a finding: the order of the filters, bfloat16, prompts among the tokens, rows
+that share noise."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from specnb_audit.teacher_forcing import Completion, Models
 # Other settings
 
 
-TABLE = [0.5, 0.3, 0.15, 0.05]  # at temperature 0.5 before top-p 0.9 two of them are kept, after it three
+# At temperature 0.5 before top-p 0.9 two of them are kept, after it three.
+TABLE = [0.5, 0.3, 0.15, 0.05]
 SAMPLING = Sampling(0.5, top_p=0.9)
 
 
@@ -84,7 +86,8 @@ def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_completions_are_cut_to_what_was_audited() -> None:
-    """A stop leaves sequences that were read ahead; tokens after an end token are not audited; steps are cut too."""
+    """A stop leaves sequences that were read ahead; tokens after an end token are not audited;
+    steps are cut too."""
     given = [
         Completion([1], [0, 1, 3, 0, 1], [2, 2, 1]),
         Completion([2], []),
@@ -138,7 +141,8 @@ def test_sequences_that_share_noise_have_evidence_of_their_own(
     [(True, True, "rejected"), (True, False, "dependent"), (False, True, "rejected"), (False, False, "not rejected")],
 )
 def test_noise_that_sequences_repeat_is_said_to_be_repeated(shared: bool, anew: bool, verdict: str) -> None:
-    """Not taken for a bias of tokens. With seeds of their own sequences are not said to share noise, whatever else."""
+    """Not taken for a bias of tokens. With seeds of their own sequences are not said to share
+    noise, whatever else."""
     tokens = [raced(start, 30, [3] if shared else [3, start], anew) for start in range(25)]
     report = audit(lambda prefix: depending(prefix).tolist(), tokens, prompts=[[n] for n in range(25)], progress=False)
     assert report.verdict == verdict
@@ -181,5 +185,6 @@ def test_what_is_wrong_with_the_sequences_themselves(
     completions = [Completion(*one) for one in given]
     assert checks_of(MODEL, completions, Auditor(**settings), True) == ([] if words is None else [words])
     statistical = words is not None and ("what ended" in words or "begin-of-text" in words)
-    expected = [] if words is None or statistical else [words]  # asked only where something has to be explained
+    # Asked only where something has to be explained.
+    expected = [] if words is None or statistical else [words]
     assert checks_of(MODEL, completions, Auditor(**settings), False) == expected

@@ -1,4 +1,5 @@
-"""The enumeration of samplers by asking, on rules whose distribution is known; and files that are executed alone."""
+"""The enumeration of samplers by asking, on rules whose distribution is known; and files that are
+executed alone."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def test_the_total_variation_is_that_of_the_multiplied_rule(rule: Rule) -> None:
 
 
 def test_a_race_is_found_to_have_the_weights_of_its_distribution() -> None:
-    """A race for each position gives the recovered token; with the weights of p, or used for the draft, it deviates."""
+    """A race for each position gives the recovered token; with the weights of p, or used for the
+    draft, it deviates."""
 
     def raced(steps: Steps, residual: bool) -> Tensor:
         accepted = token_verification(steps.p, steps.q, steps.drafts, steps.uniforms, steps.uniforms[:, 0]).accepted
@@ -60,7 +62,8 @@ def test_a_race_is_found_to_have_the_weights_of_its_distribution() -> None:
 
 
 def test_one_noise_for_two_races() -> None:
-    """Probabilities that sum to the weights of either race, and agree with a hundred thousand samples."""
+    """Probabilities that sum to the weights of either race, and agree with a hundred thousand
+    samples."""
     one, other = torch.tensor([0.1, 0.5, 0.1, 0.3]).double(), torch.tensor([0.4, 0.0, 0.5, 0.1]).double()
     both = won_together(one, other)
     assert torch.allclose(both.sum(1), one)

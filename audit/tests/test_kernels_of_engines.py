@@ -1,4 +1,5 @@
-"""Acceptance functions of engines: the installed transformers, and wheels in the folder SPECNB_WHEELS if it is given.
+"""Acceptance functions of engines: the installed transformers, and wheels in the folder
+SPECNB_WHEELS if it is given.
 
 Those need Triton, and TRITON_INTERPRET=1.
 """
@@ -25,7 +26,8 @@ WHEELS = sorted(Path(os.environ.get("SPECNB_WHEELS", "/nowhere")).glob("*.whl"))
 
 
 def errors_of(kernel: Kernel) -> dict[str, Edit]:
-    """The errors that a function can have: one if it is greedy, and one more than the token rule for the block rule."""
+    """The errors that a function can have: one if it is greedy, and one more than the token rule
+    for the block rule."""
     names = ERRORS[: 1 if kernel.greedy else 4 if kernel.name.startswith("block") else 3]
     return {name: partial(plant, name) for name in names}
 

@@ -10,10 +10,9 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-from beam_bugs import BEAM_BUGS
+from beam_bugs import BEAM_BUGS, TREE_BUGS
 from distributions_for_tests import distribution_pair
 from tiny import llama, near_copy
-from tree_bugs import TREE_BUGS
 
 from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
 from specnb.decoding import generate as loop
@@ -38,7 +37,8 @@ NOT_ENUMERABLE = {"one-uniform", "reseeded", "inverted-residual", "lenience-left
 
 
 def near_pair(vocab: int, spread: float = 1.5, noise: float = 0.8) -> tuple[Conditional, Conditional]:
-    """p and q whose logits are normal and correlated: some tokens are rare, and the draft is nearly right."""
+    """p and q whose logits are normal and correlated: some tokens are rare, and the draft is nearly
+    right."""
 
     @cache
     def both(context: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -91,7 +91,8 @@ def test_two_merged_draft_tokens_have_the_distribution_of_the_tree(kind: str) ->
     emitted = torch.zeros(VOCAB, dtype=torch.float64)
     for x, y in product(range(VOCAB), repeat=2):
         remaining, probs = (q[x] * q[y]).item(), p
-        for child in [x, y] if x != y else [x]:  # the order of two independent drafts is random already
+        # The order of two independent drafts is random already.
+        for child in [x, y] if x != y else [x]:
             taken = remaining * min(1.0, (probs[child] / q[child]).item() if q[child] > 0 else 0.0)
             emitted[child] += taken
             remaining, probs = remaining - taken, residual(probs, q)
@@ -122,7 +123,8 @@ def test_every_bug_generates(name: str) -> None:
 
 
 def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of how draft tokens are sampled and reported, and of the draft's cache unless the batch has them too."""
+    """Those of how draft tokens are sampled and reported, and of the draft's cache unless the batch
+    has them too."""
     monkeypatch.setattr(loop, "generate", lambda target, prompts, drafter, **more: drafter)
     drafter = ModelDrafter(DRAFT)
     need = [name for name, bug in KNOWN_BUGS.items() if bug.q or bug.sampled or (bug.draft_class and not bug.batch)]

@@ -54,7 +54,8 @@ CASES: dict[str, Case] = {
 """Bugs that the joint distribution of the tokens shows."""
 
 TOO_SMALL = ["draw-dtype", "lenience-left-on", "unverified", "merged-children"]
-"""Deviations too small for an affordable number of rows; enumeration finds them (`test_known_bugs`)."""
+"""Deviations too small for an affordable number of rows; enumeration finds them
+(`test_known_bugs`)."""
 
 DRAFT_CASES = ["bonus-missing-in-draft"]
 """Lossless bugs: q is not the draft model's distribution."""

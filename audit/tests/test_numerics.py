@@ -1,4 +1,5 @@
-"""The target's rounding errors: how large they are, that they cause no false alarm, and what they explain."""
+"""The target's rounding errors: how large they are, that they cause no false alarm, and what they
+explain."""
 
 from __future__ import annotations
 
@@ -67,7 +68,8 @@ LOGITS = torch.randn(2, 10, 5, generator=torch.Generator().manual_seed(0)).doubl
 def measured_by_hand(
     monkeypatch: pytest.MonkeyPatch, sampling: Sampling, scale: float, **settings: Any
 ) -> tuple[Numerics, list[tuple[bool, Completion]]]:
-    """Of logits made by hand, `(tokens, 5)` for each text; and whether the engine is the model, with the texts."""
+    """Of logits made by hand, `(tokens, 5)` for each text; and whether the engine is the model,
+    with the texts."""
     model, seen = llama(), list[tuple[bool, Completion]]()
 
     def many_and_one(target: object, engine: object, text: Completion) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +120,8 @@ def test_the_copy_has_the_dtype_and_unrounded_rotary_frequencies() -> None:
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_a_given_tolerance_bounds_what_it_says(temperature: float) -> None:
-    """Logits moved by up to half the tolerance: total variation and divergence stay within the stated bounds."""
+    """Logits moved by up to half the tolerance: total variation and divergence stay within the
+    stated bounds."""
     generator = torch.Generator().manual_seed(0)
     sampling = Sampling(temperature)
     numerics = given_numerics(0.3, sampling)
@@ -135,7 +138,8 @@ def test_a_given_tolerance_bounds_what_it_says(temperature: float) -> None:
 
 @pytest.mark.parametrize("spread", [0.02, 0.2])
 def test_numerics_alone_do_not_reject(spread: float) -> None:
-    """Tokens from distributions that differ from p by noise in the logits; the bet is the best there is, r itself."""
+    """Tokens from distributions that differ from p by noise in the logits; the bet is the best
+    there is, r itself."""
     generator, n, runs, alarms = np.random.default_rng(0), 4000, 100, 0
     p = generator.dirichlet(np.ones(10))
     r = p * np.exp(spread * generator.standard_normal(10))
@@ -149,7 +153,8 @@ def test_numerics_alone_do_not_reject(spread: float) -> None:
 
 @pytest.mark.parametrize("make", [llama, gpt2])
 def test_a_model_that_says_not_to_use_its_cache_is_measured_as_any_other(make: Callable[[], PreTrainedModel]) -> None:
-    """As saved by many training programs, with `use_cache` off in its configuration. GPT-2 then returns no cache."""
+    """As saved by many training programs, with `use_cache` off in its configuration. GPT-2 then
+    returns no cache."""
     without = make()
     without.config.use_cache = False
     measured = measure_numerics(without, TEXTS, positions=12)
@@ -161,7 +166,8 @@ def test_a_model_that_says_not_to_use_its_cache_is_measured_as_any_other(make: C
 
 
 NAN = float("nan")
-NARROW = Numerics(16, logit=0.1, tv=0.05, tv_mean=0.0, nats=0.0)  # up to 0.2 in a logit and 0.1 in mass
+# Up to 0.2 in a logit and 0.1 in mass.
+NARROW = Numerics(16, logit=0.1, tv=0.05, tv_mean=0.0, nats=0.0)
 WIDE = Numerics(16, logit=0.5, tv=0.25, tv_mean=0.0, nats=0.0)  # up to 1 and 0.5
 
 

@@ -1,4 +1,5 @@
-"""Penalties and a logit bias: definitions against references, the whole audit of engines with and without them."""
+"""Penalties and a logit bias: definitions against references, the whole audit of engines with and
+without them."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def test_rows_have_them_for_the_target_and_the_suspected_model_and_not_for_the_d
 
 
 def completions_of(penalties: Penalties, model: Any, count: int, length: int = 12) -> tuple[list[list[int]], ...]:
-    """Prompts and completions of an engine that has the penalties, token by token, with its own random numbers."""
+    """Prompts and completions of an engine that has the penalties, token by token, with its own
+    random numbers."""
     generator = torch.Generator().manual_seed(3)
     prompts = torch.randint(VOCAB, (count, 2), generator=generator).tolist()
     outputs: list[list[int]] = [[] for _ in prompts]
@@ -136,7 +138,8 @@ def test_an_engine_with_a_penalty_is_rejected_without_the_claim_and_only_then(na
 
 
 def test_near_ties_are_judged_by_penalised_logits() -> None:
-    """Greedy decoding with penalties; the second best token by a hair is excused by numerics as without penalties."""
+    """Greedy decoding with penalties; the second best token by a hair is excused by numerics as
+    without penalties."""
     model = llama(VOCAB, seed=3, dtype=torch.float64)
     penalties: dict[str, Any] = {"repetition_penalty": 1.6, "frequency_penalty": 0.8}
     output: list[int] = []

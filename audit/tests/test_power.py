@@ -38,8 +38,8 @@ SAMPLERS: dict[str, Sampler] = {
     "constant uniform": ({"rule": constant_uniform}, {"constant-uniform", "lenience"}, 418),
     "lenience 0.5": ({"rule": lenient_verification(0.5)}, {"lenience"}, 429),
 }
-"""What is wrong, the kinds that may explain it, and after how many tokens it is found: a bet or a weight that changes
-shows there."""
+"""What is wrong, the kinds that may explain it, and after how many tokens it is found: a bet or a
+weight that changes shows there."""
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -74,7 +74,8 @@ def test_what_nobody_claimed_is_found(actual: Tensor, kind: str, rows: int, afte
 
 
 class AfterFullAcceptance:
-    """Algorithm 1, whose target is another one in the first position of a step that follows a full acceptance."""
+    """Algorithm 1, whose target is another one in the first position of a step that follows a full
+    acceptance."""
 
     full = False
 
@@ -87,7 +88,8 @@ class AfterFullAcceptance:
 
 
 def test_with_steps_the_audit_sees_where_a_step_is_wrong() -> None:
-    """Only the first token after full acceptance is wrong, as when the bonus token is not in the cache."""
+    """Only the first token after full acceptance is wrong, as when the bonus token is not in the
+    cache."""
     p, q = tables(closeness=0.97)
     rows = [sample_row(p, q, 120, seed, AfterFullAcceptance()) for seed in range(40)]
     aware, blind = audit_of(rows), audit_of([replace(row, steps=None) for row in rows])
@@ -127,7 +129,8 @@ CARRIED: dict[str, Callable[..., tuple[Tensor, ...]]] = {
         torch.cat([old[2][None], fresh[0][1:]]), fresh[1], fresh[2]
     ),
 }  # fmt: skip
-"""The uniforms of a step (draft, tests, last token) from those of the step before and fresh ones."""
+"""The uniforms of a step (draft, tests, last token) from those of the step before and fresh
+ones."""
 
 
 @pytest.mark.parametrize("name", CARRIED)
@@ -153,12 +156,14 @@ def test_a_uniform_carried_from_one_step_to_the_next_is_found(name: str) -> None
     report = audit_of(rows)
     print(name, report.found_after, list(report.by_alternative.items())[:3])
     assert next(iter(report.by_alternative)) == "noise-of-steps"
-    assert report.rejected == ("same position" not in name or "samples" in name)  # which needs some 10,000 tokens
+    # Which needs some 10,000 tokens.
+    assert report.rejected == ("same position" not in name or "samples" in name)
 
 
 @pytest.mark.parametrize("same", [True, False])
 def test_a_race_with_the_noise_of_the_sequence_before_is_found(same: bool) -> None:
-    """As `torch.multinomial` samples, seeded anew for each sequence; each from a start of its own."""
+    """As `torch.multinomial` samples, seeded anew for each sequence; each from a start of its
+    own."""
     p, rows = TABLES[0], list[Row]()
     for number in range(12):
         random, text = np.random.default_rng(3 if same else [3, number]), [2 * number]
@@ -172,7 +177,8 @@ def test_a_race_with_the_noise_of_the_sequence_before_is_found(same: bool) -> No
 
 
 def test_first_tokens_and_whole_sequences_that_deviate_are_found() -> None:
-    """The first token is the argmax; every fifth sequence is at another temperature; and a token is left out."""
+    """The first token is the argmax; every fifth sequence is at another temperature; and a token is
+    left out."""
     cold = torch.softmax(P.log() * 1.6, dim=-1)
     exact, other = (sampled_rows(table, P, None, 160, 60, seed=4) for table in (P, cold))
     starts = torch.tensor([row.tokens[0] for row in exact])
@@ -188,7 +194,8 @@ def test_first_tokens_and_whole_sequences_that_deviate_are_found() -> None:
 
 
 def rows_of_two_samplers(batch: tuple[str | None, str | None]) -> list[Row]:
-    """Eight times two rows of either sampler in turn; the two of a sampler have the same tokens, two lines apart."""
+    """Eight times two rows of either sampler in turn; the two of a sampler have the same tokens,
+    two lines apart."""
     p = torch.full((12, 4), 0.25, dtype=torch.float64)
     rows = []
     for seed in range(8):
@@ -206,7 +213,8 @@ def test_shared_noise_of_a_batch_is_found_wherever_its_rows_are() -> None:
 
 
 def test_a_suspected_model_is_found_sooner_than_by_any_other_bet() -> None:
-    """Noise in the logits without direction: only the likelihood ratio against the noisy model knows it."""
+    """Noise in the logits without direction: only the likelihood ratio against the noisy model
+    knows it."""
     p, _ = TABLES
     generator = torch.Generator().manual_seed(0)
     noisy = torch.softmax(p.log() + 0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64), dim=-1)

@@ -1,4 +1,5 @@
-"""Impossible tokens whose size numerics explain: an engine with such numerics is not rejected, their number counts."""
+"""Impossible tokens whose size numerics explain: an engine with such numerics is not rejected,
+their number counts."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ def noisy(seed: int, noise: float = NOISE) -> Tensor:
 
 @pytest.mark.parametrize("sampling", SETTINGS)
 def test_an_engine_with_the_noise_is_not_rejected(sampling: Sampling) -> None:
-    """Twelve engines at delta = 0.05, looked at after every token; the noise is as large as it may be."""
+    """Twelve engines at delta = 0.05, looked at after every token; the noise is as large as it may
+    be."""
     alarms = 0
     for seed in range(12):
         given = emitted(noisy(seed)[:400], sampling, seed)
@@ -65,7 +67,8 @@ def test_the_same_near_tie_counts_once() -> None:
 
 
 class Supposed(Engine):
-    """An engine of unknown dtype, which bfloat16 may explain: gaps up to 1 in a logit, and 0.2 in mass."""
+    """An engine of unknown dtype, which bfloat16 may explain: gaps up to 1 in a logit, and 0.2 in
+    mass."""
 
     def numerics(self, *given: object) -> tuple[None, Any]:
         return None, lambda: Numerics(1, 0.5, 0.1, 0.1, 0.0, spread=NOISE / 2)
@@ -77,7 +80,8 @@ def report_on(given: list[Completion], sampling: Sampling, **settings: Any) -> R
 
 
 def test_an_audit_rejects_what_no_filter_or_a_loose_one_emits() -> None:
-    """Top-p is not applied; a greedy engine accepts what is within 0.3 of the argmax, here always."""
+    """Top-p is not applied; a greedy engine accepts what is within 0.3 of the argmax, here
+    always."""
     loose = [Completion([0], [int((row >= row.max() - 0.3).nonzero()[-1]) for row in LOGITS])]
     ignored = report_on(emitted(LOGITS, Sampling(), 0), TOP_P, engine=Supposed())
     greedy = report_on(loose, Sampling(0), engine=Supposed(), draft=lambda prefix: [1 / 12] * 12)

@@ -16,8 +16,8 @@ from specnb_audit.numerics import Impossible
 from specnb_audit.report import KINDS, ControlComparison, Report
 
 FOLDER = Path(__file__).parent / "reports"
-"""What is said in each of `CASES`. With SPECNB_WRITE_REPORTS=1 these files are written instead of compared; read their
-differences before you commit them."""
+"""What is said in each of `CASES`. With SPECNB_WRITE_REPORTS=1 these files are written instead of
+compared; read their differences before you commit them."""
 NEAR = Impossible(0, 1, 5, 0.25, 0.0)
 CROSSED = np.array([1.0, 5.0, 7.0, 6.5])
 BOTH = {"argmax": np.array([0.0, 1.0, 9.0, 8.0]), "sharper": np.array([0.0, 1.0, 2.0, 3.5])}

@@ -181,7 +181,8 @@ def test_what_was_audited_before_an_interrupt_counts() -> None:
         3, 2, True, ["interrupted after 3 tokens"]
     )  # fmt: skip
     assert interrupted([0]).notes == ["interrupted after 1 token"]
-    assert interrupted([], max_new_tokens=1).notes == ["interrupted after 0 tokens"]  # of the wrong length
+    # Of the wrong length.
+    assert interrupted([], max_new_tokens=1).notes == ["interrupted after 0 tokens"]
     with pytest.raises(KeyboardInterrupt):
         interrupted([])
 

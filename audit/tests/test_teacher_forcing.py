@@ -1,4 +1,5 @@
-"""Distributions along existing texts are those of full runs, whether texts run together, alone or in pieces."""
+"""Distributions along existing texts are those of full runs, whether texts run together, alone or
+in pieces."""
 
 from __future__ import annotations
 
@@ -80,7 +81,8 @@ def test_a_suspected_model_is_sampled_as_the_target_and_not_as_the_draft() -> No
 
 
 def passes(model: PreTrainedModel) -> list[tuple[list[list[int]], int, bool, bool]]:
-    """A list to which every forward pass of `model` adds its tokens, logits to keep, and use of a cache (new, old)."""
+    """A list to which every forward pass of `model` adds its tokens, logits to keep, and use of a
+    cache (new, old)."""
     seen: list[tuple[list[list[int]], int, bool, bool]] = []
 
     def record(module: object, given: tuple[object, ...], more: dict[str, Any]) -> None:
@@ -97,7 +99,8 @@ def rows_of(model: Any, texts: list[Completion], sampling: Sampling = Sampling()
 
 
 def test_texts_share_a_pass_with_padding_on_the_right_and_no_more_logits_than_needed() -> None:
-    """All but the last token is given, and the logits from the end of the shortest prompt on are kept."""
+    """All but the last token is given, and the logits from the end of the shortest prompt on are
+    kept."""
     model = llama()
     seen = passes(model)
     rows_of(model, TEXTS)
@@ -122,7 +125,8 @@ def lengths(sizes: list[int | None], limit: int, monkeypatch: pytest.MonkeyPatch
     [
         ([5, 5], [[5, 5]]),  # padded to the longest, as many as fit
         ([5, 5, 1], [[5, 5], [1]]),
-        ([20, 1, 5, 5, 5], [[20], [1, 5], [5, 5]]),  # what is too long is alone, and forgotten afterwards
+        # What is too long is alone, and forgotten afterwards.
+        ([20, 1, 5, 5, 5], [[20], [1, 5], [5, 5]]),
         ([1, None, 1, 1], [[1], [1, 1]]),  # no more are ready
         ([None, 1, None, None, 2], [[1], [2]]),
         ([9, None, 5, 5], [[9], [5, 5]]),
@@ -136,7 +140,8 @@ def test_texts_are_grouped_in_order_up_to_the_limit(
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_pieces_of_a_text_say_where_they_are(size: int, small_runs: Callable[[int], None]) -> None:
-    """Put together, pieces have the tokens, steps and gaps of the whole; a text without tokens has a row of its own."""
+    """Put together, pieces have the tokens, steps and gaps of the whole; a text without tokens has
+    a row of its own."""
     model, text = llama(dtype=torch.float64), Completion([1, 2, 0], [3, 1, 0, 2, 2], steps=[2, 1, 2], batch="a")
     (whole,) = rows_of(model, [text], Sampling(top_k=1), draft=model)
     small_runs(size)

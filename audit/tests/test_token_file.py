@@ -25,7 +25,8 @@ def write(folder: Path, content: bytes | str) -> Path:
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c"])
 def test_only_a_newline_ends_a_line(tmp_path: Path, separator: str) -> None:
-    """Python's splitlines takes these for the end of a line; in a JSON string the first three may stand as they are."""
+    """Python's splitlines takes these for the end of a line; in a JSON string the first three may
+    stand as they are."""
     note = separator if separator > "\x20" else ""
     line = f'{{"prompt": [1], "tokens": [2], "note": "{note}"}}'
     assert len(read_tokens(write(tmp_path, f"{line}\n{line}"))) == 2
@@ -200,7 +201,8 @@ def test_whatever_ends_the_reading_is_handed_over() -> None:
         ([b"\n"], [b""]),
         ([b"o", b"ne", b"\n", b"two"], [b"one", b"two"]),
         ([b"one\ntwo\nthree\nfo", b"ur\n\n"], [b"one", b"two", b"three", b"four", b""]),
-        ([b"a" * 60, b"b" * 40, b"c\nd"], [b"a" * 60 + b"b" * 40 + b"c", b"d"]),  # just as long as is allowed
+        # Just as long as is allowed.
+        ([b"a" * 60, b"b" * 40, b"c\nd"], [b"a" * 60 + b"b" * 40 + b"c", b"d"]),
         ([b"a" * 60, b"b" * 41, b"c\nd"], [b"a" * 60 + b"b" * 41]),
         ([b"one\n" + b"a" * 60, b"b" * 41, b"c\nd"], [b"one", b"a" * 60 + b"b" * 41]),
         ([b"a" * 200 + b"\n", b"b"], [b"a" * 200, b"b"]),

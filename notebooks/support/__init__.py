@@ -1,1 +1,2 @@
-"""What notebooks share: claims and their verdicts, figures, parameters, and views of what studies measured."""
+"""What notebooks share: claims and their verdicts, figures, parameters, and views of what studies
+measured."""

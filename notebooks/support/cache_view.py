@@ -1,4 +1,5 @@
-"""Figures of key-value caches: the owner and state of each entry, and the attention mask of each token."""
+"""Figures of key-value caches: the owner and state of each entry, and the attention mask of each
+token."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ GAP = 3  # squares between two caches in a figure
 
 
 class Snapshot(NamedTuple):
-    """The entries of a cache: `owners` and `positions` `(rows, width)`, -1 for padding, and `lengths` `(sequences,)`.
+    """The entries of a cache: `owners` and `positions` `(rows, width)`, -1 for padding, and
+    `lengths` `(sequences,)`.
 
-    `owners` is the sequence that an entry belongs to, `positions` the entry's position in it. `moves` says whether the
-    layout moves entries between steps.
+    `owners` is the sequence that an entry belongs to, `positions` the entry's position in it.
+    `moves` says whether the layout moves entries between steps.
     """
 
     owners: NDArray[np.int64]
@@ -64,8 +66,8 @@ def draw_caches(
 ) -> Figure:
     """One column per layout and one line per moment; the keys of `shots` are (layout, moment).
 
-    `known` is the length of each sequence before the forward pass over its newest token and `drafted` draft tokens,
-    `accepted` how many of these were accepted.
+    `known` is the length of each sequence before the forward pass over its newest token and
+    `drafted` draft tokens, `accepted` how many of these were accepted.
     """
     layouts, moments = (list(dict.fromkeys(key[at] for key in shots)) for at in (0, 1))
     widths = [max(shot.owners.shape[1] for key, shot in shots.items() if key[0] == layout) for layout in layouts]
@@ -111,7 +113,8 @@ def _draw(
 
 
 def draw_masks(shots: dict[str, Snapshot], n: int) -> Figure:
-    """The masks of the last `n` tokens of each sequence, one panel per layout and one line per token."""
+    """The masks of the last `n` tokens of each sequence, one panel per layout and one line per
+    token."""
     widths = [shot.owners.shape[1] for shot in shots.values()]
     figure, axes = plt.subplots(1, len(shots), figsize=(PAGE, 2.0), width_ratios=widths)
     for axis, (name, shot) in zip(axes, shots.items(), strict=True):

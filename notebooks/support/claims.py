@@ -3,14 +3,15 @@
     nb = notebook("03")
     nb.claim("capped-geometric", worst_error=worst, smallest_p=fits.p.min(), wrong_p=wrong.p)
 
-judges the claim by its rule in `data/claims.yml`, prints the verdict with the numbers, and stores both. A claim is
-judged as its source states it:
+judges the claim by its rule in `data/claims.yml`, prints the verdict with the numbers, and stores
+both. A claim is judged as its source states it:
 
 - `holds`: its rule is true;
 - `refuted`: its rule is false;
-- `conditional`: so, but true under a condition that the source does not state, and false without it (`only_if`);
-- `open`: the numbers leave the rule undecided, a check that should have failed did not (`control`), or the claim is
-  about accelerators or large models, and none was measured.
+- `conditional`: so, but true under a condition that the source does not state, and false without it
+  (`only_if`);
+- `open`: the numbers leave the rule undecided, a check that should have failed did not (`control`),
+  or the claim is about accelerators or large models, and none was measured.
 """
 
 from __future__ import annotations
@@ -31,9 +32,11 @@ from studies.files import ROOT, located, notebooks, out, write
 
 
 def notebook(number: str) -> Notebook:
-    """The notebook called `number`, for its first cell after the parameters: checks them, sets threads and style.
+    """The notebook called `number`, for its first cell after the parameters: checks them, sets
+    threads and style.
 
-    A notebook of the audit is called `audit/01`; its tables and verdicts go to the folders of `audit` (`located`).
+    A notebook of the audit is called `audit/01`; its tables and verdicts go to the folders of
+    `audit` (`located`).
 
     Raises `ValueError` that names everything wrong, and for a notebook that does not exist.
     """
@@ -67,9 +70,11 @@ class Notebook:
         self.judged: dict[str, Verdict] = {}
 
     def claim(self, name: str, **numbers: object) -> None:
-        """Judges the claim `name` by its rule and prints the verdict; numbers that no rule names are stored only.
+        """Judges the claim `name` by its rule and prints the verdict; numbers that no rule names
+        are stored only.
 
-        Raises `KeyError` for a claim of another notebook and a missing number, otherwise as `as_number`.
+        Raises `KeyError` for a claim of another notebook and a missing number, otherwise as
+        `as_number`.
         """
         if name not in self.claims:
             raise KeyError(f"{name!r} is not a claim of notebook {self.number}; those are {list(self.claims)}")
@@ -78,7 +83,8 @@ class Notebook:
         print(self.judged[name])
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
-        """Writes `frame` to `data/results/<number>_<name>.csv`, floats with six digits, and returns it unchanged.
+        """Writes `frame` to `data/results/<number>_<name>.csv`, floats with six digits, and returns
+        it unchanged.
 
         Raises `ValueError` for a name that is no Python name.
         """
@@ -89,8 +95,8 @@ class Notebook:
         return frame
 
     def close(self) -> None:
-        """Writes verdicts and numbers; a claim that this run did not judge is open. Prints where results are, unless
-        `SPECNB_OUT` says so."""
+        """Writes verdicts and numbers; a claim that this run did not judge is open. Prints where
+        results are, unless `SPECNB_OUT` says so."""
         rows = [
             (name, claim.verdict, claim.evidence, self.number)
             if (claim := self.judged.get(name))
@@ -107,7 +113,8 @@ class Notebook:
 
 
 class Verdict:
-    """One claim, judged: `verdict`, the `numbers`, and `evidence`, its rule with the numbers filled in."""
+    """One claim, judged: `verdict`, the `numbers`, and `evidence`, its rule with the numbers filled
+    in."""
 
     def __init__(self, name: str, claim: Mapping[str, Any], numbers: dict[str, Number]):
         self.name, self.registered = name, claim
@@ -115,7 +122,8 @@ class Verdict:
         if missing := [word for word in asked if word not in numbers]:
             raise KeyError(f"the rule of {name!r} needs {', '.join(missing)}; {', '.join(numbers)} were given")
         nothing = {word for rule in self._rules() for word in rounding(rule, numbers)}
-        self.numbers = numbers | dict.fromkeys(nothing, 0.0)  # rounding errors differ between processors
+        # Rounding errors differ between processors.
+        self.numbers = numbers | dict.fromkeys(nothing, 0.0)
 
     def _rules(self) -> list[str]:
         claim, condition = self.registered, self.registered.get("only_if", {})
@@ -141,7 +149,8 @@ class Verdict:
 
     @property
     def checks(self) -> list[tuple[str, str]]:
-        """Each part of the rule with its numbers, behind the answer; then the control, and what limits the claim."""
+        """Each part of the rule with its numbers, behind the answer; then the control, and what
+        limits the claim."""
         answers = {True: "yes", False: "no", None: "undecided"}
         told = [(answers[self._is(part)], filled(part, self.numbers)) for part in parts(self.registered["rule"])]
         if control := self.registered.get("control"):

@@ -1,10 +1,12 @@
-"""What a notebook reads and writes, by its calls: the Snakefile runs it again when a file that it reads has changed.
+"""What a notebook reads and writes, by its calls: the Snakefile runs it again when a file that it
+reads has changed.
 
     nb.table("alpha", ...)             writes data/results/NN_alpha.csv
     save(figure, "NN_alpha")           writes figures/NN_alpha.svg and .pdf
     read_table("reference/table3")     reads data/reference/table3.csv
     data_file("workloads.jsonl")       reads data/workloads.jsonl
-    pooled()                           reads the tables that `predictions.py` names, and their records
+    pooled()                           reads the tables that `predictions.py` names, and their
+                                       records
     "drafters", the name of a study    reads data/results/drafters.csv and its record
 
 The names are literal. Every notebook also writes its verdicts and numbers.
@@ -40,7 +42,8 @@ def reads(code: ast.Module) -> list[str]:
 
 
 def writes(name: str, code: ast.Module) -> list[str]:
-    """The tables and figures that the notebook `name` writes, such as 05_acceptance or audit/02_engines."""
+    """The tables and figures that the notebook `name` writes, such as 05_acceptance or
+    audit/02_engines."""
     number = name.partition("_")[0]
     results, figures = [f"{number}.claims.csv", f"{number}.numbers.json"], []
     for function, texts in _calls(code):

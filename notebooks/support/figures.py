@@ -1,8 +1,10 @@
-"""How every figure looks: seaborn's theme for a paper's columns, one colour for each meaning, reproducible files.
+"""How every figure looks: seaborn's theme for a paper's columns, one colour for each meaning,
+reproducible files.
 
-Notebooks draw with seaborn, from tidy tables; Matplotlib alone draws only what seaborn has nothing for. Figures are
-saved as SVG and PDF without dates or random identifiers, so the same figure gives the same bytes. Layouts differ in
-their last digits between processors, so places in SVG are rounded.
+Notebooks draw with seaborn, from tidy tables; Matplotlib alone draws only what seaborn has nothing
+for. Figures are saved as SVG and PDF without dates or random identifiers, so the same figure gives
+the same bytes. Layouts differ in their last digits between processors, so places in SVG are
+rounded.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from studies.files import located, out, write
 COLUMN = 3.4  # inches: the width of one column of a two-column paper
 PAGE = 7.0  # and of both
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish; each colour has one meaning everywhere. It is a
-# `palette` of seaborn for a `hue` with these values.
+# Okabe and Ito's palette, which colour-blind readers can distinguish; each colour has one meaning
+# everywhere. It is a `palette` of seaborn for a `hue` with these values.
 COLOURS = {
     "target": "#0072B2",  # p, the target, plain decoding
     "draft": "#E69F00",  # q, the draft model
@@ -38,9 +40,11 @@ COLOURS = {
     "muted": "#8A8A8A",
 }
 SEQUENCE = "viridis"  # for an ordered family of curves (gamma, c): dark to light, readable in grey
-# How seaborn draws the rows of `with_ends`: the value, and the interval as it was computed, not one of its own.
+# How seaborn draws the rows of `with_ends`: the value, and the interval as it was computed, not one
+# of its own.
 AS_GIVEN: dict[str, Any] = {"estimator": "median", "errorbar": ("pi", 100)}
-POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.5, "err_kws": {"linewidth": 0.9}}  # of `pointplot`
+# Of `pointplot`
+POINTS: dict[str, Any] = {"linestyle": "none", "markersize": 3.5, "err_kws": {"linewidth": 0.9}}
 
 STYLE: dict[Any, Any] = {
     "figure.figsize": (COLUMN, 2.4),
@@ -85,9 +89,11 @@ def family(count: int) -> list[tuple[float, float, float]]:
 
 
 def with_ends(table: pd.DataFrame, value: str, low: str, high: str) -> pd.DataFrame:
-    """`table` with three rows for each of its own, whose `value` is the value and both ends of its interval.
+    """`table` with three rows for each of its own, whose `value` is the value and both ends of its
+    interval.
 
-    Seaborn computes intervals from the rows that share a place; from these rows `**AS_GIVEN` makes the interval given.
+    Seaborn computes intervals from the rows that share a place; from these rows `**AS_GIVEN` makes
+    the interval given.
 
     >>> with_ends(pd.DataFrame({"x": [1], "mean": [2.0], "low": [1.5], "high": [3.0]}), "mean", "low", "high")
        x  mean  low  high
@@ -99,7 +105,8 @@ def with_ends(table: pd.DataFrame, value: str, low: str, high: str) -> pd.DataFr
 
 
 def dots(table: pd.DataFrame, ends: tuple[str, str], along: str = "x", ax: Axes | None = None, **how: Any) -> Axes:
-    """A scatter plot in which each row of `table` has its own interval, between the columns `ends`, along x or y.
+    """A scatter plot in which each row of `table` has its own interval, between the columns `ends`,
+    along x or y.
 
     `how` is that of `seaborn.scatterplot`, with at least x, y and hue.
     """
@@ -112,16 +119,19 @@ def dots(table: pd.DataFrame, ends: tuple[str, str], along: str = "x", ax: Axes 
 
 
 def panels(columns: int, rows: int = 1, **how: Any) -> tuple[Figure, list[Axes]]:
-    """A figure and the list of its axes, for panels that are not facets of one table; `how` is that of `subplots`."""
+    """A figure and the list of its axes, for panels that are not facets of one table; `how` is that
+    of `subplots`."""
     figure, axes = plt.subplots(rows, columns, squeeze=False, **how)
     return figure, list(axes.flat)
 
 
 def save(drawn: Figure | Axes | sns.FacetGrid, name: str, height: float = 0, width: float = 0, legend: int = 0) -> None:
-    """Writes `figures/<name>.svg` and `.pdf` (`located`) under `studies.files.out()`, without a date in them.
+    """Writes `figures/<name>.svg` and `.pdf` (`located`) under `studies.files.out()`, without a
+    date in them.
 
-    `height` and `width` are in inches, 0 leaves the size as it is; by default one panel is a column wide, and more are
-    as wide as the page. With `legend`, the legends of all panels become one outside of them, with so many columns.
+    `height` and `width` are in inches, 0 leaves the size as it is; by default one panel is a column
+    wide, and more are as wide as the page. With `legend`, the legends of all panels become one
+    outside of them, with so many columns.
     """
     figure = drawn.figure
     assert isinstance(figure, Figure)
@@ -151,8 +161,9 @@ def _one_legend(figure: Figure, columns: int) -> None:
 def stable(svg: bytes, name: str) -> bytes:
     """`svg` without what differs between processors, whose layouts differ in their last digits.
 
-    Identifiers of clip paths and markers, which Matplotlib makes from all digits of what they describe, are numbered in
-    their order, after the name of the figure. Places are rounded to thousandths of a point; scales are kept.
+    Identifiers of clip paths and markers, which Matplotlib makes from all digits of what they
+    describe, are numbered in their order, after the name of the figure. Places are rounded to
+    thousandths of a point; scales are kept.
 
     >>> stable(b'<path id="m0123456789" d="M 1.234567 2.5"/><use xlink:href="#m0123456789"/>', "a")
     b'<path id="a-1" d="M 1.235 2.5"/><use xlink:href="#a-1"/>'

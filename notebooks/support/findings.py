@@ -1,4 +1,5 @@
-"""Numbers and verdicts of notebooks: how they are written, and how the verdicts of all notebooks become one table."""
+"""Numbers and verdicts of notebooks: how they are written, and how the verdicts of all notebooks
+become one table."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from studies.files import ROOT, out, write
 CLAIMS = ROOT / "data" / "claims.yml"
 VERDICTS = ("holds", "refuted", "conditional", "open")
 UNCHECKED = "not checked by this run"
-ELSEWHERE = ("accelerators", "large models")  # what a claim may be about that nothing measures on two cores
+# What a claim may be about that nothing measures on two cores.
+ELSEWHERE = ("accelerators", "large models")
 DIGITS = 6  # significant digits in tables; the last bits of a sum differ between processors
 
 Number = bool | int | float | str | dict[str, "Number"]
-"""A value in a file of numbers: a scalar, or an estimate as `{"value": ..., "low": ..., "high": ..., "n": ...}`."""
+"""A value in a file of numbers: a scalar, or an estimate as
+`{"value": ..., "low": ..., "high": ..., "n": ...}`."""
 
 
 def all_claims() -> dict[str, dict[str, Any]]:
@@ -36,8 +39,8 @@ def written(value: float) -> str:
     >>> written(2 / 3), written(1234567.0), written(1234567.8)
     ('0.666667', '1234567', '1.23457e+06')
     """
-    # Processors add in different orders, so the last bits of a tie such as 0.1234565 differ between them. Rounding to
-    # 12 digits first gives all of them the same tie.
+    # Processors add in different orders, so the last bits of a tie such as 0.1234565 differ between
+    # them. Rounding to 12 digits first gives all of them the same tie.
     value = float(f"{value:.12g}")
     whole = value.is_integer() and abs(value) < 1e15
     return f"{value:.0f}" if whole else f"{value:.{DIGITS}g}"
@@ -46,8 +49,8 @@ def written(value: float) -> str:
 def as_number(value: object, name: str) -> Number:
     """`value` as it is stored: floats rounded as in tables, an estimate as a dictionary.
 
-    Raises `TypeError` for what is neither a scalar nor an estimate, and `ValueError` for NaN and infinities; `name`
-    says which number it was.
+    Raises `TypeError` for what is neither a scalar nor an estimate, and `ValueError` for NaN and
+    infinities; `name` says which number it was.
 
     >>> as_number(2 / 3, "alpha"), as_number(Fraction(1, 4), "bound")
     (0.666667, 0.25)
@@ -66,7 +69,8 @@ def as_number(value: object, name: str) -> Number:
 
 
 def collect(files: Sequence[str | Path]) -> pd.DataFrame:
-    """One row for every claim in `data/claims.yml`, in its order; a claim without a verdict in `files` is `open`."""
+    """One row for every claim in `data/claims.yml`, in its order; a claim without a verdict in
+    `files` is `open`."""
     found = {row["id"]: row for file in files for row in pd.read_csv(file, dtype=str).to_dict("records")}
     unchecked = {"verdict": "open", "evidence": UNCHECKED}
     rows = [{"id": name, **claim, **unchecked, **found.get(name, {})} for name, claim in all_claims().items()]
@@ -76,7 +80,8 @@ def collect(files: Sequence[str | Path]) -> pd.DataFrame:
 
 
 def main() -> None:
-    """Collects the verdicts in the files named into `data/results/claims.csv`, and prints how many are of each kind."""
+    """Collects the verdicts in the files named into `data/results/claims.csv`, and prints how many
+    are of each kind."""
     table = collect(sys.argv[1:])
     write(out() / "data" / "results" / "claims.csv", table.to_csv(index=False, lineterminator="\n"))
     counts = table.verdict.value_counts()

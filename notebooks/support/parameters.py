@@ -1,15 +1,17 @@
-"""The parameters of a notebook: the lines of its cell tagged `parameters`, each a name, a type, a value and a comment.
+"""The parameters of a notebook: the lines of its cell tagged `parameters`, each a name, a type, a
+value and a comment.
 
     gamma: int = 4  # draft tokens per step, from 1 to 64
 
-The comment is the meaning with its unit, then the values that are allowed. A number has one of these ends:
+The comment is the meaning with its unit, then the values that are allowed. A number has one of
+these ends:
 
     from 1, from 1 to 64, above 0, above 0 and below 1, one of 1, 2, 4
 
-and a text `one of cpu, cuda`, or none if it is free. A bound may name other parameters: `from 1 to new_tokens / 2`.
-No line has a second `=`: papermill would not know its parameter. papermill only warns of a name that it does not know,
-and takes every value, so the notebook itself says what is wrong. Only the standard library is imported: the Snakefile
-reads parameters, too.
+and a text `one of cpu, cuda`, or none if it is free. A bound may name other parameters:
+`from 1 to new_tokens / 2`. No line has a second `=`: papermill would not know its parameter.
+papermill only warns of a name that it does not know, and takes every value, so the notebook itself
+says what is wrong. Only the standard library is imported: the Snakefile reads parameters, too.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ COMPARED = {"least": operator.ge, "most": operator.le, "above": operator.gt, "be
 
 
 class Parameter(NamedTuple):
-    """The type of a parameter, its value in the notebook, and its comment: the meaning, and what is allowed."""
+    """The type of a parameter, its value in the notebook, and its comment: the meaning, and what is
+    allowed."""
 
     kind: str
     value: Any
@@ -65,7 +68,8 @@ def of_notebook(path: Path) -> dict[str, Parameter]:
 
 
 def read(source: str) -> dict[str, Parameter]:
-    """The parameters in the source of a cell, by name. Raises `ValueError` for a line of another form.
+    """The parameters in the source of a cell, by name. Raises `ValueError` for a line of another
+    form.
 
     >>> read("gamma: int = 4  # draft tokens per step, from 1")
     {'gamma': Parameter(kind='int', value=4, comment='draft tokens per step, from 1')}
@@ -87,7 +91,8 @@ def _parameter(part: ast.stmt, last_line: str) -> tuple[str, Parameter]:
 
 
 def names_given(run: Sequence[str], known: Iterable[str]) -> list[str]:
-    """The names in the last cell of parameters, papermill's or the notebook's, among the sources of the cells `run`."""
+    """The names in the last cell of parameters, papermill's or the notebook's, among the sources of
+    the cells `run`."""
     first = next(iter(known))
     cells = [cell for cell in run if cell.startswith(("# Parameters\n", f"{first}: ", f"{first} = "))]
     nodes = ast.walk(ast.parse(cells[-1] if cells else ""))
@@ -109,7 +114,8 @@ def unknown(names: Iterable[str], known: Iterable[str]) -> list[str]:
 
 
 def mistakes(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the values `given` to the `known` parameters: types first, as bounds compare values.
+    """What is wrong with the values `given` to the `known` parameters: types first, as bounds
+    compare values.
 
     >>> mistakes(read("gamma: int = 4  # draft tokens per step, from 1"), {"gamma": 0})
     ['gamma = 0 is not allowed: int, draft tokens per step, from 1']

@@ -1,11 +1,14 @@
-"""Every recorded speed-up that has a prediction, in one table, in one direction and judged by one rule.
+"""Every recorded speed-up that has a prediction, in one table, in one direction and judged by one
+rule.
 
-The ratio is measured over predicted: below 1 the prediction promised too much. Plain decoding and rows that were not
-timed are left out. Where a study has counted the tokens of its steps, `tokens_per_step` and the predicted cost of a
-step, `step_cost`, are given: the time of its forward passes in steps of plain decoding. `free` is Theorem 3.8 as
-printed, with v(n) = 1, where c and v are recorded; `predicted` has the measured v(n):
+The ratio is measured over predicted: below 1 the prediction promised too much. Plain decoding and
+rows that were not timed are left out. Where a study has counted the tokens of its steps,
+`tokens_per_step` and the predicted cost of a step, `step_cost`, are given: the time of its forward
+passes in steps of plain decoding. `free` is Theorem 3.8 as printed, with v(n) = 1, where c and v
+are recorded; `predicted` has the measured v(n):
 
-bench_walltime     from alpha along sequences of the target alone, on the prompts that are timed and others
+bench_walltime     from alpha along sequences of the target alone, on the prompts that are timed and
+                   others
 recommendation     from alpha on other prompts
 bench_regimes      from the tokens that were counted in the timed steps
 drafters           from tokens counted on the timed prompts and others, and parts of the timed steps
@@ -14,7 +17,8 @@ rules_in_the_loop  from tokens counted on other prompts
 beam_speeds        from levels counted in the timed searches
 encoder_decoder_speeds  from alpha along the target's answers to the timed prompts
 
-From `drafters` on whole calls are timed, the forward pass over the prompt included; the others time steps.
+From `drafters` on whole calls are timed, the forward pass over the prompt included; the others time
+steps.
 """
 
 from __future__ import annotations
@@ -45,9 +49,11 @@ COLUMNS += ["measured", "measured_low", "measured_high", "ratio"]
 
 
 def pooled(*tables: str) -> pd.DataFrame:
-    """One row for each predicted and timed setting of all tables, or of `tables`, with the columns `COLUMNS`.
+    """One row for each predicted and timed setting of all tables, or of `tables`, with the columns
+    `COLUMNS`.
 
-    `drafted` is the number of draft tokens (of nodes, of draft sequences times levels) that one forward pass verifies.
+    `drafted` is the number of draft tokens (of nodes, of draft sequences times levels) that one
+    forward pass verifies.
 
     >>> list(pooled("drafters").columns) == COLUMNS
     True
@@ -89,7 +95,8 @@ def within(ratio: ArrayLike, share: float = 0.10) -> NDArray[np.bool_]:
 
 
 def summary(rows: pd.DataFrame | None = None, share: float = 0.10) -> pd.DataFrame:
-    """For each table and for all rows: how many, how many `within`, the median ratio and the one furthest from 1."""
+    """For each table and for all rows: how many, how many `within`, the median ratio and the one
+    furthest from 1."""
     rows = pooled() if rows is None else rows
     parts = [(name, rows[rows.table == name]) for name in SETTINGS] + [("all", rows)]
     return pd.DataFrame(

@@ -2,9 +2,9 @@
 
     worst_error < 1e-12 and smallest_p > 1e-6
 
-A number with an interval is compared by its interval: `speed_up > 1` is true if all of the interval lies above 1, false
-if all of it lies below, and undecided (`None`) if it contains 1. `and`, `or` and `not` are Kleene's: an undecided part
-decides nothing unless another part does.
+A number with an interval is compared by its interval: `speed_up > 1` is true if all of the interval
+lies above 1, false if all of it lies below, and undecided (`None`) if it contains 1. `and`, `or`
+and `not` are Kleene's: an undecided part decides nothing unless another part does.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def parts(rule: str) -> list[str]:
 def decide(rule: str, numbers: Mapping[str, Number]) -> Answer:
     """Whether `rule` is true of `numbers`; `None` where intervals leave it undecided.
 
-    Raises `KeyError` for a number that is missing, and `ValueError` for anything but comparisons of arithmetic joined
-    by `and`, `or` and `not`.
+    Raises `KeyError` for a number that is missing, and `ValueError` for anything but comparisons of
+    arithmetic joined by `and`, `or` and `not`.
 
     >>> decide("speed > 1", {"speed": {"value": 1.1, "low": 1.05, "high": 1.2}}), decide("n == 3", {"n": 4})
     (True, False)
@@ -79,7 +79,8 @@ def rounding(rule: str, numbers: Mapping[str, Number]) -> list[str]:
 
 
 def filled(rule: str, numbers: Mapping[str, Number]) -> str:
-    """`rule` with the value of each number behind its name; rounding errors differ between machines and have none.
+    """`rule` with the value of each number behind its name; rounding errors differ between machines
+    and have none.
 
     >>> filled("error < 1e-12 and gain > 0", {"error": 2e-16, "gain": 0.25})
     'error (rounding) < 1e-12 and gain (0.25) > 0'
@@ -133,7 +134,8 @@ def _decided(node: ast.expr, numbers: Mapping[str, Number]) -> Answer:
 
 
 def _compared(holds: Callable[[Any, Any], bool], left: tuple[Any, Any], right: tuple[Any, Any]) -> Answer:
-    """Whether a comparison is true of all values of both intervals, or of none; ends decide, as it is monotone."""
+    """Whether a comparison is true of all values of both intervals, or of none; ends decide, as it
+    is monotone."""
     answers = {bool(holds(one, other)) for one in left for other in right}
     return answers.pop() if len(answers) == 1 else None
 

@@ -1,6 +1,8 @@
-"""Figure 1 of Leviathan et al. for any generation: one line per step, each token coloured by its fate.
+"""Figure 1 of Leviathan et al. for any generation: one line per step, each token coloured by its
+fate.
 
-The paper's figure leaves out the draft tokens after a rejected one. They are shown here too, since they cost time.
+The paper's figure leaves out the draft tokens after a rejected one. They are shown here too, since
+they cost time.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ def visible(text: str) -> str:
 
 
 def plot_steps(steps: list[StepView], columns: int = 72) -> Figure:
-    """One line per step in a fixed-width font, its number of tokens at the left; longer lines end at `columns`."""
+    """One line per step in a fixed-width font, its number of tokens at the left; longer lines end
+    at `columns`."""
     figure, axes = plt.subplots(figsize=(PAGE * 0.75, 0.17 * len(steps) + 0.45))
     axes.set(xlim=(-7, columns), ylim=(len(steps) - 0.5, -1.8))
     axes.axis("off")

@@ -1,4 +1,5 @@
-"""Figures that a reader moves, in JupyterLab and in the book; `widgets.js` has all of them, and what they compute."""
+"""Figures that a reader moves, in JupyterLab and in the book; `widgets.js` has all of them, and
+what they compute."""
 
 from __future__ import annotations
 
@@ -21,9 +22,11 @@ TEXT = {
 
 
 class Widget(anywidget.AnyWidget):
-    """The figure of `widgets.js` that `figure` names; `recorded` are its data as JSON, if it shows any.
+    """The figure of `widgets.js` that `figure` names; `recorded` are its data as JSON, if it shows
+    any.
 
-    Beside the widget the output has its text and the place for the script of the book, which need no kernel.
+    Beside the widget the output has its text and the place for the script of the book, which need
+    no kernel.
 
     >>> bundle, _ = Widget(figure="residual")._repr_mimebundle_()
     >>> bundle["text/html"][:28], bundle["text/plain"]

@@ -1,10 +1,13 @@
-"""How many tokens to draft in the next step, chosen from what the steps so far showed: `generate(gamma="auto")`.
+"""How many tokens to draft in the next step, chosen from what the steps so far showed:
+`generate(gamma="auto")`.
 
-For each row, the choice maximises expected tokens, by the acceptance in the row's past steps, over costs that are known
-beforehand. Drafting nothing is one of the choices; what is forgotten returns to the prior, so it is tried again.
+For each row, the choice maximises expected tokens, by the acceptance in the row's past steps, over
+costs that are known beforehand. Drafting nothing is one of the choices; what is forgotten returns
+to the prior, so it is tried again.
 
-The choice looks at past steps of the row alone and at nothing that is sampled in the step, so the output distribution
-is the target's. It reads no clock, so equal seeds and costs give equal tokens, in every batch and on every machine.
+The choice looks at past steps of the row alone and at nothing that is sampled in the step, so the
+output distribution is the target's. It reads no clock, so equal seeds and costs give equal tokens,
+in every batch and on every machine.
 """
 
 from __future__ import annotations
@@ -26,14 +29,17 @@ SMALLEST_WEIGHT = 1e-6  # without a prior there would be no choice in the first 
 LARGEST = 10  # the most draft tokens that are considered
 CAPTURED = (0, 1, 2, 4, 8)  # of these where a step of each number is captured as a graph
 FIXED = 4  # draft tokens of a step where they cannot be chosen; compiled, these or none are
-VERIFY = 0.05  # assumed cost of each draft token for the target: its part of the forward pass, sampling and the rule
+# Assumed cost of each draft token for the target: its part of the forward pass, sampling and the
+# rule.
+VERIFY = 0.05
 ON_DEVICE = (0.15, 0.01)
-"""The same on a CUDA device for the first draft token and for each further one: v(2) - 1 is 0.11 to 0.22 there for two
-models captured with 1 and 16 rows, and v(9) - v(2) at most 0.14 (data/results/gpu.csv)."""
+"""The same on a CUDA device for the first draft token and for each further one: v(2) - 1 is 0.11 to
+0.22 there for two models captured with 1 and 16 rows, and v(9) - v(2) at most 0.14
+(data/results/gpu.csv)."""
 MATCH = 6.0
-"""m^2 / (m^2 + MATCH) is the prior probability that a token copied after m equal ones is accepted. On the real model
-(`studies.real.workloads`), m = 1, 2, 3, 4, 8: 0.20, 0.51, 0.69, 0.77, 0.93 at temperature 0; 0.12, 0.35, 0.53, 0.58,
-0.82 at 1."""
+"""m^2 / (m^2 + MATCH) is the prior probability that a token copied after m equal ones is accepted.
+On the real model (`studies.real.workloads`), m = 1, 2, 3, 4, 8: 0.20, 0.51, 0.69, 0.77, 0.93 at
+temperature 0; 0.12, 0.35, 0.53, 0.58, 0.82 at 1."""
 MATCHES = 16  # longer ones count as this one
 EXPONENT = 0.82  # of the ratio of parameters, which gives c; see `specnb.measure.predict`
 
@@ -42,15 +48,18 @@ EXPONENT = 0.82  # of the ratio of parameters, which gives c; see `specnb.measur
 class Auto:
     """What `gamma="auto"` chooses by; give `gamma=Auto(...)` to change it.
 
-    costs         time of a step with 0, 1, ... draft tokens, in any unit; the last is the most that is drafted. By
-                  `Costs` as measured, [n * c + v for n, v in enumerate(costs.verify_cost(range(1, 10)))]. None assumes
-                  costs from the sizes of both models (`assumed_costs`)
-    lately, long  factors per step by which evidence counts less, for single positions and for the mean of a row
-    accepted      prior probability that a draft token is accepted, with the weight of `weight` draft tokens; of a copy
-                  it depends on the length of the match (`MATCH`)
+    costs         time of a step with 0, 1, ... draft tokens, in any unit; the last is the most that
+                  is drafted. By `Costs` as measured, [n * c + v for n, v in
+                  enumerate(costs.verify_cost(range(1, 10)))]. None assumes costs from the sizes of
+                  both models (`assumed_costs`)
+    lately, long  factors per step by which evidence counts less, for single positions and for the
+                  mean of a row
+    accepted      prior probability that a draft token is accepted, with the weight of `weight`
+                  draft tokens; of a copy it depends on the length of the match (`MATCH`)
 
-    Raises `TypeError` for costs that are no list, array or tensor, `ValueError` for costs that are not at least two
-    positive numbers, a factor or probability outside [0, 1], and a weight below `SMALLEST_WEIGHT`.
+    Raises `TypeError` for costs that are no list, array or tensor, `ValueError` for costs that are
+    not at least two positive numbers, a factor or probability outside [0, 1], and a weight below
+    `SMALLEST_WEIGHT`.
 
     >>> Auto(costs=[1, 1.1, 1.2]).costs
     (1.0, 1.1, 1.2)
@@ -69,7 +78,8 @@ class Auto:
             object.__setattr__(self, "costs", _times(self.costs))
 
     def costs_of(self, widths: Sequence[int], target: PreTrainedModel, drafter: Drafter) -> list[float]:
-        """Time of a step with 0, 1, ... draft tokens up to the most of `widths`; infinite for other numbers."""
+        """Time of a step with 0, 1, ... draft tokens up to the most of `widths`; infinite for other
+        numbers."""
         costs = self.costs or assumed_costs(target, drafter)
         return [costs[n] if n in widths else np.inf for n in range(max(widths) + 1)]
 
@@ -86,7 +96,8 @@ def _times(costs: Any) -> tuple[float, ...]:
 
 
 def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...]:
-    """Time of a step with 0, 1, ..., `LARGEST` draft tokens in plain steps, from the sizes of the models alone.
+    """Time of a step with 0, 1, ..., `LARGEST` draft tokens in plain steps, from the sizes of the
+    models alone.
 
     >>> from specnb import load_pair
     >>> from specnb.drafting.model import ModelDrafter
@@ -104,11 +115,13 @@ def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...
 class AutoGamma:
     """Chooses the number of draft tokens of each row.
 
-    It estimates how probably the draft token at each position is accepted if those before it were, apart for steps
-    after an entirely accepted draft. A position leans on the others, these on the row's mean, that on the prior.
+    It estimates how probably the draft token at each position is accepted if those before it were,
+    apart for steps after an entirely accepted draft. A position leans on the others, these on the
+    row's mean, that on the prior.
 
-    Where the drafter says how many tokens agree before the place that it copies from (`Drafter.matched`), acceptance is
-    estimated for each such number in place of the position; with each draft token there is one more.
+    Where the drafter says how many tokens agree before the place that it copies from
+    (`Drafter.matched`), acceptance is estimated for each such number in place of the position; with
+    each draft token there is one more.
 
     >>> choice = AutoGamma(rows=2, costs=(1.0, 1.1, 1.2, 1.3))
     >>> for _ in range(5):
@@ -119,10 +132,12 @@ class AutoGamma:
 
     def __init__(self, rows: int, costs: Sequence[float], auto: Auto = Auto()) -> None:
         self.costs, self.auto, self.rows = np.asarray(costs, dtype=np.float64), auto, np.arange(rows)
-        # How many draft tokens were tested, and how many passed: at each position lately, and at all for long.
+        # How many draft tokens were tested, and how many passed: at each position lately, and at
+        # all for long.
         self.known, self.all_known = np.zeros((2, rows, 2, len(costs) - 1)), np.zeros((2, rows))
         self.in_run = np.zeros(rows, dtype=np.int64)  # 1 after a draft that was accepted entirely
-        self.after_match = np.zeros((2, rows, MATCHES + 1))  # tested and passed, by the number of tokens that agree
+        # Tested and passed, by the number of tokens that agree.
+        self.after_match = np.zeros((2, rows, MATCHES + 1))
         self.agreeing: Ints | None = None  # that number at each position, `(rows, positions)`
 
     def forget(self, rows: list[int]) -> None:
@@ -131,7 +146,8 @@ class AutoGamma:
         self.after_match[:, rows] = 0
 
     def learn(self, drafted: Ints, accepted: Ints) -> None:
-        """Counts one step: how many tokens each row `(rows,)` drafted, and how many of these were accepted."""
+        """Counts one step: how many tokens each row `(rows,)` drafted, and how many of these were
+        accepted."""
         self.known *= self.auto.lately
         self.all_known *= self.auto.long
         self.after_match *= self.auto.long
@@ -147,7 +163,8 @@ class AutoGamma:
         self.in_run = ((drafted > 0) & (accepted == drafted)).astype(np.int64)
 
     def choose(self, matched: Ints | None = None) -> Ints:
-        """The number of draft tokens `(rows,)`, 0 to `len(costs) - 1`; `matched` `(rows,)` is of `Drafter.matched`."""
+        """The number of draft tokens `(rows,)`, 0 to `len(costs) - 1`; `matched` `(rows,)` is of
+        `Drafter.matched`."""
         self.agreeing = None
         if matched is not None and not matched.any():
             return np.zeros_like(matched)
@@ -177,7 +194,8 @@ class AutoGamma:
 def varies(target: PreTrainedModel, drafter: Drafter, compile: bool | str) -> bool:
     """Whether steps of `generate` can differ in width: chains, in the loop's own steps.
 
-    A drafter that reads hidden states must draft in every step; so must a compiled model, whose passes have one length.
+    A drafter that reads hidden states must draft in every step; so must a compiled model, whose
+    passes have one length.
     """
     fixed = drafter.parents is not None or drafter.hidden_layers or drafter.every_step
     return not fixed and not (compile is True and drafter.draft_model is not None)
@@ -186,8 +204,8 @@ def varies(target: PreTrainedModel, drafter: Drafter, compile: bool | str) -> bo
 def widths(gamma: int, target: PreTrainedModel, drafter: Drafter, compile: bool | str) -> tuple[int, ...]:
     """The numbers of draft tokens that a step can ask for, up to `gamma`, ascending.
 
-    On a device other than the CPU a draft model drafts in every step: the host does not know how far it has read.
-    Each number is compiled or captured by itself, so there are few of them then.
+    On a device other than the CPU a draft model drafts in every step: the host does not know how
+    far it has read. Each number is compiled or captured by itself, so there are few of them then.
     """
     every = range(gamma + 1) if not compile else (0, gamma) if compile is True else (*CAPTURED, gamma)
     least = int(target.device.type != "cpu" and drafter.draft_model is not None)

@@ -1,8 +1,8 @@
 """`generate`: the decoding loop. Makes steps of a batch until every prompt has its completion.
 
-A step drafts, verifies and emits for all rows at once (`specnb.decoding.step`). The host only reads how far the rows
-are, and assigns the next prompt to a row that has ended. gamma = 0 is plain decoding of the target in the same loop,
-and the baseline of every comparison.
+A step drafts, verifies and emits for all rows at once (`specnb.decoding.step`). The host only reads
+how far the rows are, and assigns the next prompt to a row that has ended. gamma = 0 is plain
+decoding of the target in the same loop, and the baseline of every comparison.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own we
 
 
 @dataclass(frozen=True)
-class Study:
+class Hooks:
     """What is recorded, or replaced, to study the loop of `generate`; nothing by default.
 
-    rows         numbers of the prompts in place of 0, 1, ... The tokens of a prompt depend on the seed, its number, the
-                 prompt and the settings, and not on the batch, so one prompt can be generated again alone
-    timed        record the seconds of each part of a step; the host then waits for the device after each part
-    keep_probs   return the target's distribution of every new token: that many tokens times the vocabulary
-    batch_class  what makes the steps, for a loop that differs from this one: a subclass of `Batch`, the default. Known
-                 bugs are such classes (`specnb_audit.bugs.loop`)
+    rows         numbers of the prompts in place of 0, 1, ... The tokens of a prompt depend on the
+                 seed, its number, the prompt and the settings, and not on the batch, so one prompt
+                 can be generated again alone
+    timed        record the seconds of each part of a step; the host then waits for the device after
+                 each part
+    keep_probs   return the target's distribution of every new token: that many tokens times the
+                 vocabulary
+    batch_class  what makes the steps, for a loop that differs from this one: a subclass of `Batch`,
+                 the default. Known bugs are such classes (`specnb_audit.bugs.loop`)
 
-    >>> Study(rows=[3], timed=True)
-    Study(rows=[3], timed=True, keep_probs=False, batch_class=None)
+    >>> Hooks(rows=[3], timed=True)
+    Hooks(rows=[3], timed=True, keep_probs=False, batch_class=None)
     """
 
     rows: Collection[int] | None = None
@@ -59,7 +62,8 @@ class Generation:
 
     tokens  the new tokens of each prompt
     record  what each step did
-    probs   with `Study(keep_probs=True)`, the target's distributions `(len(tokens), vocab)` of each prompt's new tokens
+    probs   with `Hooks(keep_probs=True)`, the target's distributions `(len(tokens), vocab)` of each
+            prompt's new tokens
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -89,48 +93,57 @@ def generate(
     batch_size: int | None = None,
     compile: bool | str = False,
     progress: bool = True,
-    study: Study = Study(),
+    hooks: Hooks = Hooks(),
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
-    prompts     lists of tokens, an array or tensor of them, or what a tokenizer returns. Padding is left out where the
-                tokenizer's attention_mask says so, and refused where there is none
-    draft       a model, which is then sampled as `sampling` says, or any `Drafter`. "auto", the default, is a
-                `PromptLookupDrafter`, which copies from the text so far: no model, and nothing is drafted where
-                nothing is to be copied. "head" drafts there with the head that ships for the target, which one does for
-                SmolLM2-135M-Instruct (`specnb.drafting.heads.SHIPPED`): fastest for one prompt at a time, at any
-                temperature. With None, or `gamma` = 0, the target decodes alone. A model may have more or
-                fewer tokens than the target: those of equal numbers should mean the same, as in a family whose
-                embeddings are padded to several sizes
-    gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a chain, a gamma above
-                both `max_new_tokens` - 1 and 32 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these.
-                "auto" chooses it for each row before each step, 0 to 10, by costs that follow from the models' sizes;
-                `Auto(costs=...)` by others, such as measured ones. With `compile=True` it is 0 or 4, or as many as
-                there are costs; with "graph" one of 0, 1, 2, 4, 8. Where steps cannot differ in width (a tree, a
-                drafter that reads hidden states, a compiled draft model, a `batch_class`) both stand for 4, the
-                tree's size, or what the drafter names (`Drafter.usual`).
-                On a GPU the choice knows all steps but the last, and "auto" is 4 for a draft model: a batch pays for
-                its widest row. `Auto(...)` chooses there, too, at least one token
-    rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its recursion over
-                siblings: then completions have exactly the target's distribution, whatever the drafter
-    seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number (0, 1, ...), the
-                prompt and the settings, and not on the batch
-    batch_size  how many prompts are generated at a time, all by default. When a sequence ends, the next prompt takes
-                its row. Results are in the order of the prompts
-    compile     True compiles the parts of a step first: half a minute or more for a new number of rows, gamma or length
-                (in steps of 128), some seconds for another sampling, rule or drafter. The last bits of the logits
-                change. The last eight settings stay in memory until `forget_compiled`. On a CUDA device the step is
-                also captured as a graph; "graph" does only that, with the same tokens as the plain step
+    prompts     lists of tokens, an array or tensor of them, or what a tokenizer returns. Padding is
+                left out where the tokenizer's attention_mask says so, and refused where there is
+                none
+    draft       a model, which is then sampled as `sampling` says, or any `Drafter`. "auto", the
+                default, is a `PromptLookupDrafter`, which copies from the text so far: no model,
+                and nothing is drafted where nothing is to be copied. "head" drafts there with the
+                head that ships for the target, which one does for SmolLM2-135M-Instruct
+                (`specnb.drafting.heads.SHIPPED`): fastest for one prompt at a time, at any
+                temperature. With None, or `gamma` = 0, the target decodes alone. A model may have
+                more or fewer tokens than the target: those of equal numbers should mean the same,
+                as in a family whose embeddings are padded to several sizes
+    gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a
+                chain, a gamma above both `max_new_tokens` - 1 and 32
+                (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these. "auto" chooses it
+                for each row before each step, 0 to 10, by costs that follow from the models' sizes;
+                `Auto(costs=...)` by others, such as measured ones. With `compile=True` it is 0 or
+                4, or as many as there are costs; with "graph" one of 0, 1, 2, 4, 8. Where steps
+                cannot differ in width (a tree, a drafter that reads hidden states, a compiled draft
+                model, a `batch_class`) both stand for 4, the tree's size, or what the drafter names
+                (`Drafter.usual`). On a GPU the choice knows all steps but the last, and "auto" is 4
+                for a draft model: a batch pays for its widest row. `Auto(...)` chooses there, too,
+                at least one token
+    rule        the acceptance rule. None is `token_verification` (Algorithm 1), for a tree with its
+                recursion over siblings: then completions have exactly the target's distribution,
+                whatever the drafter
+    seed        a whole number from 0. The tokens of a prompt depend on it, on the prompt's number
+                (0, 1, ...), the prompt and the settings, and not on the batch
+    batch_size  how many prompts are generated at a time, all by default. When a sequence ends, the
+                next prompt takes its row. Results are in the order of the prompts
+    compile     True compiles the parts of a step first: half a minute or more for a new number of
+                rows, gamma or length (in steps of 128), some seconds for another sampling, rule or
+                drafter. The last bits of the logits change. The last eight settings stay in memory
+                until `forget_compiled`. On a CUDA device the step is also captured as a graph;
+                "graph" does only that, with the same tokens as the plain step
     progress    show a progress bar after 3 seconds
-    study       what is recorded or replaced to study the loop: times, distributions, numbers of the prompts, the step
+    hooks       what is recorded or replaced to study the loop: times, distributions, numbers of the
+                prompts, the step
 
-    Raises, before anything is run, `ValueError` or `TypeError` for what `Request` refuses: no prompts, an empty prompt,
-    tokens outside the vocabulary, numbers out of range, an invalid `sampling`, `rule` or `compile`, a rule that is not
-    exact for the drafter's tree (`specnb.rules.PlannedRule.schemes`), a context beyond a model's limit, different
-    vocabularies or devices, an encoder-decoder, and another model, cache or drafter that the loop cannot run;
-    `MemoryError`, naming a batch size that would fit; `RuntimeError` for `compile` without a compiler. Raises during
-    generation `FloatingPointError` for a model that produces NaN, `ValueError` or `TypeError` for a drafter whose
-    proposal is not valid (see `Drafter.propose`), and `TypeError` for a rule that returns no `Outcome`.
+    Raises, before anything is run, `ValueError` or `TypeError` for what `Request` refuses: no
+    prompts, an empty prompt, tokens outside the vocabulary, numbers out of range, an invalid
+    `sampling`, `rule` or `compile`, a rule that is not exact for the drafter's tree
+    (`specnb.rules.PlannedRule.schemes`), a context beyond a model's limit, different vocabularies
+    or devices, an encoder-decoder, and another model, cache or drafter that the loop cannot run;
+    `MemoryError`, naming a batch size that would fit; `RuntimeError` for `compile` without a
+    compiler. Raises during generation `FloatingPointError` for a model that produces NaN,
+    `ValueError` or `TypeError` for a drafter whose proposal is not valid (see `Drafter.propose`),
+    and `TypeError` for a rule that returns no `Outcome`.
 
     >>> from transformers import LlamaConfig, LlamaForCausalLM
     >>> config = LlamaConfig(vocab_size=5, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
@@ -141,19 +154,19 @@ def generate(
     [6, 6]
     """
     drafter = as_drafter(draft, sampling, target, compile=compile is True)
-    numbers: Any = () if study.rows is None else study.rows
-    make = study.batch_class or Batch
+    numbers: Any = () if hooks.rows is None else hooks.rows
+    make = hooks.batch_class or Batch
     request = make.request_class(
         target, token_lists(prompts, padding_token(target)), drafter, gamma=gamma, max_new_tokens=max_new_tokens,
         sampling=sampling, rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
-        numbers=numbers, keep_probs=study.keep_probs, one_width=study.batch_class is not None,
+        numbers=numbers, keep_probs=hooks.keep_probs, one_width=hooks.batch_class is not None,
     )  # fmt: skip
     if compile:
-        batch = _compiled(request, draft, make, study.timed and target.device.type == "cuda", progress)
+        batch = _compiled(request, draft, make, hooks.timed and target.device.type == "cuda", progress)
     else:
         batch = _made(request, make)
     batch.clear(request.eos)
-    return _run_to_completion(batch, Scheduler(request, batch), study.timed, progress)
+    return _run_to_completion(batch, Scheduler(request, batch), hooks.timed, progress)
 
 
 def _made(request: Request, make: type[Batch]) -> Batch:
@@ -197,7 +210,8 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 
 def _compiled(request: Request, draft: Draft, make: type[Batch], in_parts: bool, progress: bool) -> Batch:
-    """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to its tensors."""
+    """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to
+    its tensors."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))
     key = (make, request.target, draft, request.sampling, request.rule, request.auto, sizes, request.compile, in_parts)
     if key not in _kept:
@@ -215,7 +229,8 @@ def _compiled(request: Request, draft: Draft, make: type[Batch], in_parts: bool,
 
 
 def _compile(batch: Batch) -> None:
-    """Compiles a step, but not the target's pass if a kept batch has the same one: then both share it and its cache."""
+    """Compiles a step, but not the target's pass if a kept batch has the same one: then both share
+    it and its cache."""
     shareable = type(batch).run_target is Batch.run_target
     compiled = partial(Compiled, dtype=batch.runner.model.dtype)
     batch.wrap(compiled, "rest", *([] if shareable else ["target"]))
@@ -238,7 +253,8 @@ def forget_compiled() -> None:
 
 
 def _capture(batch: Batch, in_parts: bool) -> None:
-    """Captures the whole step as a graph, or its parts if they are timed or the drafter cannot be captured."""
+    """Captures the whole step as a graph, or its parts if they are timed or the drafter cannot be
+    captured."""
     capturable = batch.drafter is None or batch.drafter.capturable
     if capturable and not in_parts:
         batch.wrap(Captured, "step")

@@ -1,4 +1,5 @@
-"""Prompts and end tokens as a user gives them, and settings by other names: read, or refused with what to do."""
+"""Prompts and end tokens as a user gives them, and settings by other names: read, or refused with
+what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Settings = ParamSpec("Settings")
 Result = TypeVar("Result")
 
 LONGEST = 2**24
-"""Tokens of a prompt: more than any model has positions for, and few enough to be read in seconds."""
+"""Tokens of a prompt: more than any model has positions for, and few enough to be read in
+seconds."""
 ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", "top_k", "top_p")} | {
     "do_sample": "sampling=Sampling(temperature=0) for argmax",
     "eos_token_id": "eos",
@@ -28,10 +30,11 @@ ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", 
 
 
 def token_lists(prompts: Any, padding: int | None = None) -> list[list[int]]:
-    """`prompts`, lists, arrays or tensors of tokens, as lists; of a tokenizer's output, those that its mask leaves.
+    """`prompts`, lists, arrays or tensors of tokens, as lists; of a tokenizer's output, those that
+    its mask leaves.
 
-    Raises `TypeError` for anything else, `ValueError` for a prompt longer than `LONGEST`, and for a tensor or an array
-    in which some rows, but not all, begin or end with the token `padding`.
+    Raises `TypeError` for anything else, `ValueError` for a prompt longer than `LONGEST`, and for a
+    tensor or an array in which some rows, but not all, begin or end with the token `padding`.
 
     >>> token_lists(torch.tensor([[1, 2]]))
     [[1, 2]]
@@ -62,7 +65,8 @@ def _token_list(number: int, prompt: Any) -> list[int]:
 
 
 def _size(values: Any) -> int | None:
-    """How many entries `values` has; None if it is no collection, or a tensor that cannot be read row by row."""
+    """How many entries `values` has; None if it is no collection, or a tensor that cannot be read
+    row by row."""
     sparse = isinstance(values, Tensor) and values.layout != torch.strided
     if not isinstance(values, Collection) or getattr(values, "ndim", 1) == 0 or sparse:
         return None
@@ -82,7 +86,8 @@ def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:
 
 
 def _require_no_padding(lists: list[list[int]], padding: int) -> None:
-    """A model would read the padding of rows that a tokenizer has made equally long, as if it were text."""
+    """A model would read the padding of rows that a tokenizer has made equally long, as if it were
+    text."""
     for end in (0, -1):
         padded = [number for number, tokens in enumerate(lists) if tokens and tokens[end] == padding]
         if 0 < len(padded) < len(lists):
@@ -115,7 +120,8 @@ def as_list(eos: Any) -> list[int]:
 
 
 def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
-    """`function`, whose `TypeError` for an argument that it has not says what stands for it, or which there are.
+    """`function`, whose `TypeError` for an argument that it has not says what stands for it, or
+    which there are.
 
     >>> named_settings(lambda target, sampling=None: sampling)("model", temperature=0.5)
     Traceback (most recent call last):

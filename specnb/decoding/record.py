@@ -1,4 +1,5 @@
-"""The record of a generation: per row and step, what was drafted, accepted and emitted, and how long its parts took.
+"""The record of a generation: per row and step, what was drafted, accepted and emitted, and how
+long its parts took.
 
 Analysis reads this; nothing prints from inside the loop.
 """
@@ -21,15 +22,20 @@ class StepRecord:
     """Arrays over rows and steps; a row that has ended emits 0 tokens in the steps that remain.
 
     draft_tokens  (batch, steps, gamma)  -1 where none was proposed
-    accepted      (batch, steps)         number of draft tokens that the rule accepted, before anything was cut off
+    accepted      (batch, steps)         number of draft tokens that the rule accepted, before
+                  anything was cut off
     token         (batch, steps)         the final token of the step, recovered or bonus
-    emitted       (batch, steps)         tokens emitted: accepted + 1, or fewer where the sequence ended
-    beta          (batch, steps, gamma)  overlap of p and q at each draft token: its acceptance probability. In a tree
+    emitted       (batch, steps)         tokens emitted: accepted + 1, or fewer where the sequence
+                  ended
+    beta          (batch, steps, gamma)  overlap of p and q at each draft token: its acceptance
+                  probability. In a tree
                                          that holds for the first child of a node only
-    seconds       part -> (steps,)       for each of `PARTS`, if the generation was timed; of the steps of the batch,
+    seconds       part -> (steps,)       for each of `PARTS`, if the generation was timed; of the
+                  steps of the batch,
                                          which are more than those of any row if rows were refilled
     parents       for a tree, the parent of each node, -1 for the root; None for a chain
-    path          (batch, steps, depth)  for a tree, the nodes accepted, -1 after the last; None for a chain
+    path          (batch, steps, depth)  for a tree, the nodes accepted, -1 after the last; None for
+                  a chain
 
     >>> one = np.ones((1, 2), dtype=np.int64)
     >>> record = StepRecord(np.array([[[5, 6], [7, 8]]]), one * [2, 0], one * 9, one * [3, 1], np.ones((1, 2, 2)))
@@ -66,7 +72,8 @@ class StepRecord:
 
     @property
     def tested(self) -> NDArray[np.bool_]:
-        """`(batch, steps, gamma)`: draft tokens that the rule tested, in order, the rejected ones included.
+        """`(batch, steps, gamma)`: draft tokens that the rule tested, in order, the rejected ones
+        included.
 
         In a tree, those are the children of each accepted node up to the one accepted.
         """
@@ -88,16 +95,18 @@ class StepRecord:
 
     @property
     def tokens_per_step(self) -> float:
-        """Block efficiency: mean number of tokens per step, the final one included, before anything was cut off.
+        """Block efficiency: mean number of tokens per step, the final one included, before anything
+        was cut off.
 
-        Over steps of which nothing was cut it would be too small: the end of a sequence cuts those that accept many.
+        Over steps of which nothing was cut it would be too small: the end of a sequence cuts those
+        that accept many.
         """
         return float(self.accepted[self.active].mean()) + 1
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; NaN if nothing was drafted. Not alpha, since draft tokens after a rejection
-        count as drafted."""
+        """Accepted over drafted tokens; NaN if nothing was drafted. Not alpha, since draft tokens
+        after a rejection count as drafted."""
         drafted = int((self.draft_tokens[self.active] >= 0).sum())
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
 
@@ -124,7 +133,8 @@ def merge_rows(
     seconds: dict[str, NDArray[np.float64]],
     parents: tuple[int, ...] | None = None,
 ) -> StepRecord:
-    """One record of all rows, as long as the longest. After its last step a row drafts and emits nothing.
+    """One record of all rows, as long as the longest. After its last step a row drafts and emits
+    nothing.
 
     >>> rows = [CompletedRow([7] * n, np.ones((n, 4), dtype=np.int64), np.ones((n, 1))) for n in (2, 1)]
     >>> merge_rows(rows, {}).emitted
@@ -143,7 +153,8 @@ def merge_rows(
 
 
 def _stacked(arrays: list[NDArray[Any]], steps: int, filling: float) -> NDArray[Any]:
-    """`arrays` `(own steps, n)` as one `(rows, steps, n)`, with `filling` after the last step of each."""
+    """`arrays` `(own steps, n)` as one `(rows, steps, n)`, with `filling` after the last step of
+    each."""
     stacked = np.full((len(arrays), steps, arrays[0].shape[1]), filling, dtype=arrays[0].dtype)
     for row, own in enumerate(arrays):
         stacked[row, : len(own)] = own
@@ -151,7 +162,8 @@ def _stacked(arrays: list[NDArray[Any]], steps: int, filling: float) -> NDArray[
 
 
 PARTS = ("draft", "target", "rest")
-"""The parts of a step: drafting, the target's forward pass, and verification with all that remains."""
+"""The parts of a step: drafting, the target's forward pass, and verification with all that
+remains."""
 
 
 def now(device: torch.device) -> float:

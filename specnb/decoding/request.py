@@ -1,7 +1,7 @@
 """What `generate` is asked for, checked once, before any model runs.
 
-Functions named `require...` return nothing. They raise `ValueError` or `TypeError` with what was given, what is allowed
-and what to do.
+Functions named `require...` return nothing. They raise `ValueError` or `TypeError` with what was
+given, what is allowed and what to do.
 """
 
 from __future__ import annotations
@@ -43,15 +43,17 @@ GB = 1e9
 class Request:
     """The arguments of `generate` with their defaults, and the sizes that follow from them.
 
-    Raises what `generate` raises for arguments that are not valid. Some are settled: `drafter` is None where nothing is
-    drafted, `gamma` is the most draft tokens of a step, reduced to what a sequence can use, and `rule` is the exact
-    default if none is given.
+    Raises what `generate` raises for arguments that are not valid. Some are settled: `drafter` is
+    None where nothing is drafted, `gamma` is the most draft tokens of a step, reduced to what a
+    sequence can use, and `rule` is the exact default if none is given.
 
     prompts, eos  lists of whole numbers, as `given_tokens` reads them
-    numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless given
+    numbers       the number of each prompt, which selects its random streams: 0, 1, ... unless
+                  given
     keep_probs    whether the target's distribution of every new token is kept
     one_width     whether all steps have gamma draft tokens, whatever `gamma` asks for
-    auto          what chooses the number of draft tokens of each step; None where it is fixed. It follows from `gamma`
+    auto          what chooses the number of draft tokens of each step; None where it is fixed. It
+                  follows from `gamma`
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -100,15 +102,18 @@ class Request:
         _require_compile(self.compile, self.target.device, self.keep_probs)
 
     def require_models(self) -> None:
-        """Raises `TypeError` or `ValueError` for models and drafters that the loop cannot run together."""
+        """Raises `TypeError` or `ValueError` for models and drafters that the loop cannot run
+        together."""
         require_models(self.target, self.drafter)
 
     def require_agreement(self) -> None:
-        """Raises `TypeError` for a target that the loop would run wrongly (`specnb.models.probe`)."""
+        """Raises `TypeError` for a target that the loop would run wrongly
+        (`specnb.models.probe`)."""
         require_agreement(self.target, self.slots, self.drafter is not None and self.drafter.parents is not None)
 
     def _choice(self) -> tuple[Auto | None, Any]:
-        """What chooses the number of draft tokens of each step, None for a fixed number; and the most of a step."""
+        """What chooses the number of draft tokens of each step, None for a fixed number; and the
+        most of a step."""
         drafter, auto = self.drafter, self.gamma
         by_default = isinstance(auto, str) and auto == "auto"
         if by_default:
@@ -120,7 +125,8 @@ class Request:
         if drafter is None or self.one_width or not varies(self.target, drafter, self.compile):
             return None, fixed
         if by_default and drafter.draft_model is not None and self.target.device.type != "cpu":
-            return None, fixed  # every row pays for the widest of the batch: 16 rows were slower than plain decoding
+            # Every row pays for the widest of the batch: 16 rows were slower than plain decoding.
+            return None, fixed
         most = FIXED if self.compile is True else CAPTURED[-1] if self.compile else LARGEST
         return auto, len(auto.costs) - 1 if auto.costs else most
 
@@ -141,7 +147,8 @@ class Request:
 
     @property
     def steps(self) -> int:
-        """The most steps of a row. Those of a compiled batch fill its slots, as it serves later requests too."""
+        """The most steps of a row. Those of a compiled batch fill its slots, as it serves later
+        requests too."""
         return self.slots if self.compile else self.max_new_tokens
 
     @property
@@ -161,9 +168,11 @@ def slots_for(prompt: int, new_tokens: int, gamma: int, compile: bool | str = Fa
 
 
 def require_memory(request: Request) -> None:
-    """Raises `MemoryError`, naming the batch size that would fit, if caches and state are more than what is free.
+    """Raises `MemoryError`, naming the batch size that would fit, if caches and state are more than
+    what is free.
 
-    Hidden states and distributions count where they are kept. What a forward pass needs besides does not.
+    Hidden states and distributions count where they are kept. What a forward pass needs besides
+    does not.
     """
     target, drafter, slots = request.target, request.drafter, request.slots
     row = slots * cache_bytes(target) + 8 * (slots + (request.steps + 1) * (4 * request.gamma + 4))
@@ -251,7 +260,8 @@ def _numbers_of(prompts: Sequence[Any], numbers: Collection[int]) -> Sequence[in
 
 
 def _useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> int:
-    """The number of draft tokens of a step: `gamma`, reduced where it exceeds what a sequence can use."""
+    """The number of draft tokens of a step: `gamma`, reduced where it exceeds what a sequence can
+    use."""
     if drafter is None or gamma == 0:
         return 0
     if drafter.parents is None:
@@ -265,7 +275,8 @@ def _useful_gamma(gamma: int, max_new_tokens: int, drafter: Drafter | None) -> i
 
 
 def _rule_for(rule: Any, drafter: Drafter | None) -> Any:
-    """`rule`, or for None the exact default, `token_verification`; its recursion over siblings is that for trees."""
+    """`rule`, or for None the exact default, `token_verification`; its recursion over siblings is
+    that for trees."""
     if rule is None:
         return token_verification
     require_rule(rule, with_tree=drafter is not None and drafter.parents is not None)
@@ -287,5 +298,6 @@ def _require_compile(compile: Any, device: torch.device, keep_probs: bool) -> No
         raise ValueError(f'compile is {shown(compile)}; it must be False, True or "graph"')
     if compile == "graph" and device.type != "cuda":
         raise ValueError(f"a graph needs a CUDA device, and the target is on {device}; try compile=True")
-    if compile and keep_probs:  # a compiled batch is kept for later requests, and so would be the distributions
+    # a compiled batch is kept for later requests, and so would be the distributions.
+    if compile and keep_probs:
         raise ValueError(f"keep_probs is {keep_probs} and compile is {shown(compile)}; leave one of them out")

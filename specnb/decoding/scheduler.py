@@ -1,4 +1,5 @@
-"""Assigns waiting prompts to free batch rows, collects finished rows, and reads how far the rows are."""
+"""Assigns waiting prompts to free batch rows, collects finished rows, and reads how far the rows
+are."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ STARTED = (1, 0, 0)  # status of a row that has made no step: it has not ended
 
 
 class Scheduler:
-    """Continuous batching: a row of `batch` whose sequence has ended takes the next waiting prompt of `request`.
+    """Continuous batching: a row of `batch` whose sequence has ended takes the next waiting prompt
+    of `request`.
 
     The first prompts enter when the scheduler is made.
     """
@@ -31,7 +33,8 @@ class Scheduler:
         self._enter(range(request.rows))
 
     def tokens_to_come(self, status: Sequence[int]) -> int:
-        """The most tokens that all prompts together can still get; `status` are those left to each row."""
+        """The most tokens that all prompts together can still get; `status` are those left to each
+        row."""
         return sum(status) + (len(self.request.prompts) - self.entered) * self.request.max_new_tokens
 
     def replace(self, status: Sequence[int]) -> list[int]:
@@ -62,8 +65,8 @@ class Scheduler:
 
 
 class ProgressReader:
-    """Reads `State.status`: on the CPU at once, on a CUDA device one step late, so that the host does not wait for
-    the step in progress."""
+    """Reads `State.status`: on the CPU at once, on a CUDA device one step late, so that the host
+    does not wait for the step in progress."""
 
     def __init__(self, batch: Batch) -> None:
         self.state = batch.state
@@ -95,7 +98,8 @@ class ProgressReader:
 
 
 def require_no_nan(status: Sequence[int]) -> None:
-    """Raises `FloatingPointError` if a row has NaN, `ValueError` if a drafter's token or q was improper.
+    """Raises `FloatingPointError` if a row has NaN, `ValueError` if a drafter's token or q was
+    improper.
 
     >>> require_no_nan([0, 5])
     """

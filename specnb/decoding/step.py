@@ -1,13 +1,14 @@
 """One step of a batch: draft, verify, emit, for all rows at once.
 
-Every tensor has a fixed shape and is changed in place. Nothing in a step waits for the device, reads a length on the
-host, or makes a tensor whose size depends on what was sampled. All that a step reads (sequences, uniforms, lengths)
-and all that it leaves (tokens, the record) lies in tensors that stay where they are. So the same step runs eagerly,
-is compiled, or is captured once as a CUDA graph and replayed.
+Every tensor has a fixed shape and is changed in place. Nothing in a step waits for the device,
+reads a length on the host, or makes a tensor whose size depends on what was sampled. All that a
+step reads (sequences, uniforms, lengths) and all that it leaves (tokens, the record) lies in
+tensors that stay where they are. So the same step runs eagerly, is compiled, or is captured once as
+a CUDA graph and replayed.
 
-The nodes of a tree of draft tokens occupy the slots behind the row, whatever their depth, and one forward pass verifies
-them all. Then the cache entries of the accepted path are copied to consecutive slots, so that the next step finds them
-as if a chain had been accepted.
+The nodes of a tree of draft tokens occupy the slots behind the row, whatever their depth, and one
+forward pass verifies them all. Then the cache entries of the accepted path are copied to
+consecutive slots, so that the next step finds them as if a chain had been accepted.
 """
 
 from __future__ import annotations
@@ -36,24 +37,33 @@ from specnb.trees import TokenTree
 IDLE = 0  # value of `State.remaining` for a row that has ended
 NAN, IMPROPER = -1, -2  # values of `State.status` for rows with an error
 TOLERANCE = 1e-4
-"""How far the sum of a drafter's q may lie from 1; the rounding of a float32 softmax stays below a tenth of it."""
+"""How far the sum of a drafter's q may lie from 1; the rounding of a float32 softmax stays below a
+tenth of it."""
 
 
 class State:
     """The sequence, the uniforms and the record of each row, as tensors `(rows, ...)`.
 
-    tokens                   (rows, slots)              prompt and completion; entries from `lengths` on are meaningless
-    lengths, starts, steps   (rows,)                    tokens so far, tokens of the prompt, steps so far
-    remaining                (rows,)                    tokens still to emit; `IDLE` for a row that has ended
+    tokens                   (rows, slots)              prompt and completion; entries from
+                             `lengths` on are meaningless
+    lengths, starts, steps   (rows,)                    tokens so far, tokens of the prompt, steps
+                             so far
+    remaining                (rows,)                    tokens still to emit; `IDLE` for a row that
+                             has ended
     has_nan                  (rows,)                    whether a model produced NaN
-    improper                 (rows,)                    whether a drafter proposed an invalid token or q
-    status                   (rows, 3)                  for the host: `remaining`, or `NAN`, or `IMPROPER`; and of the
-                                                        last step, if that is learnt from, how many tokens were
-                                                        drafted, and how many accepted
-    uniforms                 (rows, steps, 2 gamma + 1) of each step of a row: drafting, acceptance, final sample
+    improper                 (rows,)                    whether a drafter proposed an invalid token
+                             or q
+    status                   (rows, 3)                  for the host: `remaining`, or `NAN`, or
+                             `IMPROPER`; and of the
+                                                        last step, if that is learnt from, how many
+                                                        tokens were drafted, and how many accepted
+    uniforms                 (rows, steps, 2 gamma + 1) of each step of a row: drafting, acceptance,
+                             final sample
     step_uniforms            (rows, 2 gamma + 1)        of these, those of the next step
-    record                   (rows, steps, 2 gamma + 3) of each step: draft tokens, number accepted, final token,
-                                                        number emitted, overlap of p and q at each draft token
+    record                   (rows, steps, 2 gamma + 3) of each step: draft tokens, number accepted,
+                             final token,
+                                                        number emitted, overlap of p and q at each
+                                                        draft token
     path                     (rows, steps, depth)       nodes accepted in each step, for a tree only
     probs                    (rows, tokens, vocab)      p of each token emitted, if they are kept
     """
@@ -69,7 +79,8 @@ class State:
         self.lengths, self.starts, self.remaining, self.steps = (zeros() for _ in range(4))
         self.status = zeros(3)
         self.has_nan, self.improper = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
-        # One more than there can be steps: a row that has ended keeps pointing behind its last step.
+        # One more than there can be steps: a row that has ended keeps pointing behind its last
+        # step.
         self.uniforms = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
         self.step_uniforms = zeros(2 * gamma + 1, dtype=torch.float64)
         self.record = zeros(steps + 1, 2 * gamma + 3, dtype=torch.float64)
@@ -87,7 +98,8 @@ class State:
         self.path = self.record.new_zeros(*self.record.shape[:2], depth, dtype=torch.int64)
 
     def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
-        """Starts `prompts` in `rows` `(n,)`, each with uniforms of its own; the other rows go on."""
+        """Starts `prompts` in `rows` `(n,)`, each with uniforms of its own; the other rows go
+        on."""
         longest = max(map(len, prompts))
         device = self.tokens.device
         padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
@@ -106,10 +118,12 @@ class State:
         self.status[:, 0] = self.remaining.masked_fill(self.improper, IMPROPER).masked_fill(self.has_nan, NAN)
 
     def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
-        """Appends the accepted tokens and the final one to each row; returns how many `(rows,)` were emitted.
+        """Appends the accepted tokens and the final one to each row; returns how many `(rows,)`
+        were emitted.
 
-        `proposal.draft_tokens` is a chain, or the accepted path of a tree. Tokens after an end-of-text token, or beyond
-        `remaining`, are not emitted. Cutting them leaves the distribution of the tokens before them as it is.
+        `proposal.draft_tokens` is a chain, or the accepted path of a tree. Tokens after an
+        end-of-text token, or beyond `remaining`, are not emitted. Cutting them leaves the
+        distribution of the tokens before them as it is.
         """
         last = outcome.token[:, None]
         block = torch.cat([proposal.draft_tokens, last], dim=1).scatter_(1, outcome.accepted[:, None], last)
@@ -127,13 +141,15 @@ class State:
         return emitted
 
     def keep_probs(self, p: Tensor) -> None:
-        """Keeps `p` `(rows, n, vocab)` of the next n tokens, if asked for; to be called before they are appended."""
+        """Keeps `p` `(rows, n, vocab)` of the next n tokens, if asked for; to be called before they
+        are appended."""
         if self.probs is not None:
             places = (self.lengths - self.starts)[:, None] + self.offsets[: p.shape[1]]
             self.probs[self.rows[:, None], places] = p
 
     def keep_path(self, path: Tensor) -> None:
-        """Keeps the nodes `(rows, depth)` that this step accepts; to be called before `remember` counts the step."""
+        """Keeps the nodes `(rows, depth)` that this step accepts; to be called before `remember`
+        counts the step."""
         assert self.path is not None
         self.path[self.rows, self.steps] = path
 
@@ -168,8 +184,8 @@ class State:
 class Batch:
     """Rows that are generated together: their state, their caches, and the parts of a step.
 
-    Draft tokens form a chain, or the static tree `drafter.parents`. A subclass may be made of other parts;
-    `generate(study=Study(batch_class=...))` makes its steps:
+    Draft tokens form a chain, or the static tree `drafter.parents`. A subclass may be made of other
+    parts; `generate(hooks=Hooks(batch_class=...))` makes its steps:
 
     request_class  reads the arguments of `generate`
     state_class    makes the state
@@ -194,13 +210,15 @@ class Batch:
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, request.rows)
         self.target_pass: Callable[..., Tensor] = partial(target_pass, self.runner, self.tree)
-        self.asked = self.width = request.gamma  # draft tokens that the next step asks for; positions that it has
+        # How many draft tokens the next step asks for, and how many its forward pass verifies.
+        self.draft_width = self.pass_width = request.gamma
         # A compiled step has gamma draft tokens, or the fewest that its drafter proposes.
         self.compiled = bool(request.compile)
         fewest = request.gamma if self.drafter is None else self.drafter.fewest(request.gamma)
         fixed = self.compiled and fewest == request.gamma
         self.narrows = self.tree is None and request.target.device.type == "cpu" and not fixed
-        self.auto: AutoGamma | None = None  # chooses how many tokens each row drafts in the next step
+        # Chooses how many tokens each row drafts in the next step.
+        self.auto: AutoGamma | None = None
         # How many draft tokens a step can ask for.
         self.widths: tuple[int, ...] = (fewest, request.gamma) if self.narrows else (request.gamma,)
         if request.auto is not None and self.drafter is not None:
@@ -209,9 +227,11 @@ class Batch:
             self.auto = AutoGamma(request.rows, costs, request.auto)
             self.chosen = torch.zeros_like(self.state.lengths)  # how many of these each row keeps
             self.limits = True  # whether some row may keep fewer
-            self.going = np.ones(request.rows, dtype=bool)  # which rows had not ended when the host last knew
+            # Which rows had not ended when the host last knew.
+            self.going = np.ones(request.rows, dtype=bool)
         self.wrappers: dict[str, list[Callable[..., Any]]] = {}  # of parts of the step, see `wrap`
-        self.parts: dict[tuple[str, int], Callable[..., Any]] = {}  # what stands for a part of each width
+        # What stands for a part of each width.
+        self.parts: dict[tuple[str, int], Callable[..., Any]] = {}
 
     def clear(self, eos: Sequence[int]) -> None:
         """Forgets earlier sequences; new ones end with `eos`. To be called before rows enter."""
@@ -250,15 +270,16 @@ class Batch:
         if self.auto is None or self.drafter is None:
             return
         chosen = self.auto.choose(self.drafter.matched(self.context)) * self.going
-        self.asked = self.width = max(int(chosen.max()), min(self.widths))
+        self.draft_width = self.pass_width = max(int(chosen.max()), min(self.widths))
         on_device = self.chosen.is_cuda  # where a captured step must do the same each time
-        self.limits = on_device or bool((chosen < self.asked).any())
+        self.limits = on_device or bool((chosen < self.draft_width).any())
         if self.limits:
             counts = torch.empty(len(chosen), dtype=torch.int64, pin_memory=on_device)
             self.chosen.copy_(counts.copy_(torch.from_numpy(chosen)), non_blocking=True)
 
     def learn(self, status: NDArray[np.int64]) -> None:
-        """Learns from a step, whose `State.status` this is. On a device the host knows it one step late."""
+        """Learns from a step, whose `State.status` this is. On a device the host knows it one step
+        late."""
         if self.auto is not None:
             self.going = status[:, 0] > IDLE
             self.auto.learn(status[:, 1], status[:, 2])
@@ -268,8 +289,9 @@ class Batch:
         self.part("step")()
 
     def step_in_parts(self, mark: Callable[[str], None] = lambda part: None) -> tuple[Tensor, Outcome]:
-        """The same, calling `mark` with the name of each part as it ends; returns draft tokens and outcome."""
-        draft_tokens, q = self.part("draft")(self.state.step_uniforms[:, : self.asked])
+        """The same, calling `mark` with the name of each part as it ends; returns draft tokens and
+        outcome."""
+        draft_tokens, q = self.part("draft")(self.state.step_uniforms[:, : self.draft_width])
         mark("draft")
         logits = self.part("target")(draft_tokens)
         mark("target")
@@ -279,8 +301,8 @@ class Batch:
         return draft_tokens, outcome
 
     def wrap(self, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]], *parts: str) -> None:
-        """From now on runs `parts` through `wrapper`, such as `Compiled` or `Captured`; one for each number of draft
-        tokens that a step asks for.
+        """From now on runs `parts` through `wrapper`, such as `Compiled` or `Captured`; one for
+        each number of draft tokens that a step asks for.
 
         A part is "draft", "target", "rest" or the whole "step".
         """
@@ -289,8 +311,8 @@ class Batch:
         self.parts.clear()
 
     def part(self, name: str) -> Callable[..., Any]:
-        """What runs this part of a step that asks for `asked` draft tokens."""
-        key = name, self.asked
+        """What runs this part of a step that asks for `draft_width` draft tokens."""
+        key = name, self.draft_width
         if key not in self.parts:
             plain: dict[str, Callable[..., Any]] = {
                 "step": self.step_in_parts, "draft": self.propose, "target": self.run_target,
@@ -300,7 +322,8 @@ class Batch:
         return self.parts[key]
 
     def propose(self, uniforms: Tensor) -> Proposal:
-        """The draft tokens of a step, from its uniforms `(rows, asked)`; on a CPU it gets no wider than they are."""
+        """The draft tokens of a step, from its uniforms `(rows, draft_width)`; on a CPU the pass is
+        no wider than they are."""
         if self.drafter is None or uniforms.shape[1] == 0:
             return nothing(self.state.lengths, self.vocab)
         proposal = self.drafter.propose(self.context, uniforms)
@@ -311,21 +334,23 @@ class Batch:
         if self.narrows:
             return self.narrowed(proposal)
         draft_tokens, q = proposal
-        return padded(draft_tokens[:, : self.width], q[:, : self.width], self.width)
+        return padded(draft_tokens[:, : self.pass_width], q[:, : self.pass_width], self.pass_width)
 
     def narrowed(self, proposal: Proposal) -> Proposal:
-        """`proposal` up to the last position at which some row proposes something; compiled, to one of two widths."""
+        """`proposal` up to the last position at which some row proposes something; compiled, to one
+        of two widths."""
         draft_tokens, q = proposal
         used = (draft_tokens != -1) | (q.sum(dim=-1) != 0)
         last = used.any(dim=0) * self.state.offsets[1 : used.shape[1] + 1]
         width = int(last.amax()) if len(last) else 0
-        self.width = min(n for n in self.widths if n >= width) if self.compiled else width
-        if self.width == 0:
+        self.pass_width = min(n for n in self.widths if n >= width) if self.compiled else width
+        if self.pass_width == 0:
             return nothing(self.state.lengths, self.vocab)
-        return padded(draft_tokens[:, :width], q[:, :width], self.width)
+        return padded(draft_tokens[:, :width], q[:, :width], self.pass_width)
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
-        """The target's logits `(rows, width + 1, vocab)` at the newest token and at each draft token."""
+        """The target's logits `(rows, width + 1, vocab)` at the newest token and at each draft
+        token."""
         tokens, lengths = self.state.tokens, self.state.lengths
         used = self.runner.in_use(tokens, lengths + draft_tokens.shape[1] - 1)
         return self.target_pass(used, lengths, draft_tokens)
@@ -354,9 +379,11 @@ class Batch:
         return outcome
 
     def made_a_chain(self, path: Tensor, p: Tensor, proposal: Proposal) -> tuple[Tensor, Proposal]:
-        """Copies the accepted path of a tree to where a chain lies: in the cache, in p and in the draft tokens."""
+        """Copies the accepted path of a tree to where a chain lies: in the cache, in p and in the
+        draft tokens."""
         self.state.keep_path(path)
-        # Entries after the last accepted node are -1. What they select lies behind the row's new length.
+        # Entries after the last accepted node are -1. What they select lies behind the row's new
+        # length.
         root, nodes = torch.zeros_like(path[:, :1]), path.clamp_min(0)
         first = self.state.lengths[:, None]
         self.runner.move(first + nodes, first + self.state.offsets[: path.shape[1]])
@@ -364,12 +391,14 @@ class Batch:
         return along, Proposal(proposal.draft_tokens.gather(1, nodes), proposal.q)
 
     def verification_uniforms(self) -> tuple[Tensor, Tensor]:
-        """The uniforms of this step's rule: `(rows, width)` for acceptance, `(rows,)` for the final sample."""
+        """The uniforms of this step's rule: `(rows, pass_width)` for acceptance, `(rows,)` for the
+        final sample."""
         _, accept, final = self.state.step_uniforms.split([self.state.gamma, self.state.gamma, 1], dim=1)
-        return accept[:, : self.width], final[:, 0]
+        return accept[:, : self.pass_width], final[:, 0]
 
     def checked(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
-        """Marks the rows with an improper proposal; returns the draft tokens, clamped so that a rule can index by them.
+        """Marks the rows with an improper proposal; returns the draft tokens, clamped so that a
+        rule can index by them.
 
         Rows that have ended are not checked. NaN is not marked here: it is found in the overlap.
         """
@@ -380,7 +409,8 @@ class Batch:
         return known
 
     def warm_up(self, progress: bool) -> None:
-        """Makes steps on a meaningless sequence: they compile each part for each width, or capture the step."""
+        """Makes steps on a meaningless sequence: they compile each part for each width, or capture
+        the step."""
         rows, state = len(self.state.rows), self.state
         self.clear([0] * len(state.eos))
         zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
@@ -388,18 +418,19 @@ class Batch:
         narrows, self.narrows = self.narrows, False
         with tqdm(total=4 * len(self.widths), desc="compiling (once)", leave=False, disable=not progress) as bar:
             for width in reversed(self.widths):
-                self.asked, self.width = state.gamma if self.auto is None else width, width
+                self.draft_width, self.pass_width = state.gamma if self.auto is None else width, width
                 self.step_in_parts(lambda part: bar.update())
                 if "step" in self.wrappers:
                     self.step()  # captures it
                 bar.update()
-        self.asked, self.width, self.narrows = state.gamma, state.gamma, narrows
+        self.draft_width, self.pass_width, self.narrows = state.gamma, state.gamma, narrows
 
 
 def target_pass(
     runner: CachedModel, tree: TokenTree | None, tokens: Tensor, lengths: Tensor, draft_tokens: Tensor
 ) -> Tensor:
-    """See `Batch.run_target`. It reads nothing but its arguments, so several batches can share it compiled.
+    """See `Batch.run_target`. It reads nothing but its arguments, so several batches can share it
+    compiled.
 
     The slots of `tokens` are those that the pass reads.
     """
@@ -415,7 +446,8 @@ def target_pass(
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:
-    """Raises `TypeError` unless shapes and dtypes are those of `Proposal`, with fewer positions if `shorter`.
+    """Raises `TypeError` unless shapes and dtypes are those of `Proposal`, with fewer positions if
+    `shorter`.
 
     >>> require_shapes(Proposal(torch.zeros(2, 3, dtype=torch.int64), torch.zeros(2, 3, 5)), rows=2, gamma=3, vocab=5)
     """

@@ -1,1 +1,2 @@
-"""Drafters: each proposes tokens together with the distribution that it sampled them from. One drafter a file."""
+"""Drafters: each proposes tokens together with the distribution that it sampled them from. One
+kind a file."""

@@ -22,11 +22,12 @@ Draft = PreTrainedModel | Drafter | Literal["auto", "head"] | None
 
 
 def as_drafter(draft: Draft, sampling: Sampling, target: PreTrainedModel, *, compile: bool = False) -> Drafter | None:
-    """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one batch only.
+    """`draft` itself if it is a drafter or None; for a model, a new `ModelDrafter` that serves one
+    batch only.
 
-    "auto" is what needs no model and no training, copies from the text. "head" copies, too, and drafts with the head
-    that ships for the target where there is nothing to copy. A `target` that is no model is refused later, as it is
-    without a draft. Raises `ValueError` where no head ships.
+    "auto" is what needs no model and no training, copies from the text. "head" copies, too, and
+    drafts with the head that ships for the target where there is nothing to copy. A `target` that
+    is no model is refused later, as it is without a draft. Raises `ValueError` where no head ships.
     """
     vocab = vocabulary(target) if isinstance(target, PreTrainedModel) else None
     if isinstance(draft, str) and draft == "auto":
@@ -39,7 +40,8 @@ def as_drafter(draft: Draft, sampling: Sampling, target: PreTrainedModel, *, com
 
 
 def copies_or_head(target: PreTrainedModel, sampling: Sampling, *, compile: bool = False) -> FallbackDrafter:
-    """Copies from the text, or a token or two of the head that ships for `target`; raises what `shipped_head` does."""
+    """Copies from the text, or a token or two of the head that ships for `target`; raises what
+    `shipped_head` does."""
     copied, most = (COMPILED_COPIED, COMPILED_OF_HEAD) if compile else (COPIED, OF_HEAD)
     head = AttentionDrafter(target, shipped_head(target), sampling, compile=compile, most=most)
     return FallbackDrafter(PromptLookupDrafter(vocabulary(target), shortest=AGREEING), head, copied)

@@ -11,13 +11,15 @@ from specnb.rules import Outcome
 
 
 class FallbackDrafter(Drafter):
-    """A row whose sequence has a match copies for the whole step; the other rows sample from the model.
+    """A row whose sequence has a match copies for the whole step; the other rows sample from the
+    model.
 
-    Which of both is decided before anything is sampled, by the sequence alone, so the q of the one that is used is
-    exact. When all rows copy, the model's forward passes are saved; its next one also evaluates what its cache lacks. A
-    head, which reads the target's hidden states, is run in every step. `copy` has no model. The host reads whether all
-    rows have a match, so on a CUDA device a step waits and cannot be captured; with a model, whose shapes differ
-    between steps, it cannot be compiled.
+    Which of both is decided before anything is sampled, by the sequence alone, so the q of the one
+    that is used is exact. When all rows copy, the model's forward passes are saved; its next one
+    also evaluates what its cache lacks. A head, which reads the target's hidden states, is run in
+    every step. `copy` has no model. The host reads whether all rows have a match, so on a CUDA
+    device a step waits and cannot be captured; with a model, whose shapes differ between steps, it
+    cannot be compiled.
 
     `copied` is what `gamma="auto"` stands for: the most tokens that are copied.
     """

@@ -1,13 +1,15 @@
-"""Drafters that read the target's hidden states: no draft model, and no forward pass of one over the prompt.
+"""Drafters that read the target's hidden states: no draft model, and no forward pass of one over
+the prompt.
 
-The target's forward pass has already computed what the sequence says about the next token. A small network, the head,
-turns its hidden states and the newest token into the next distributions, with the target's own embeddings and output
-head.
+The target's forward pass has already computed what the sequence says about the next token. A small
+network, the head, turns its hidden states and the newest token into the next distributions, with
+the target's own embeddings and output head.
 
     AttentionHead, AttentionDrafter  a transformer layer that also sees the states and tokens before
     HeadDrafter                      what drafters with other heads inherit from
 
-The head reads the states of several layers at the token before the newest one: the newest was sampled from them.
+The head reads the states of several layers at the token before the newest one: the newest was
+sampled from them.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ from specnb.number_checks import shown
 EPSILON = 1e-6
 SHIPPED = shipped_folder("_head", "smollm2-head")
 """The head that was trained for SmolLM2-135M-Instruct, which `specnb.demo.smollm2` fetches."""
-KNOWN = 8  # rows of the target's output head by which a head that proposes some tokens only knows it again
+# Rows of the target's output head by which a head that proposes some tokens only knows it again.
+KNOWN = 8
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 
 
@@ -47,19 +50,24 @@ class SequentialHead(nn.Module):
     scale: nn.Parameter
 
     def features(self, state: Tensor) -> Tensor:
-        """The input `(..., width)` of the target's output head, for the distribution of the next token."""
+        """The input `(..., width)` of the target's output head, for the distribution of the next
+        token."""
         return normalised(state) * self.scale
 
 
 class AttentionHead(SequentialHead):
-    """One transformer layer over pairs of a token's embedding and the target's states at the token before it.
+    """One transformer layer over pairs of a token's embedding and the target's states at the token
+    before it.
 
-    The draft of EAGLE (arXiv:2401.15077), with states of several layers as in EAGLE-3 (arXiv:2503.01840): `layers` of
-    the target, numbered as in `output_hidden_states` of transformers. For a token that the target has not computed yet,
-    the head's own state is used. In place of positions, the distance to a token times a slope is subtracted from its
-    attention score, with a slope for each of the `heads` (Press et al., arXiv:2108.12409); here `heads // 2` are 0.
+    The draft of EAGLE (arXiv:2401.15077), with states of several layers as in EAGLE-3
+    (arXiv:2503.01840): `layers` of the target, numbered as in `output_hidden_states` of
+    transformers. For a token that the target has not computed yet, the head's own state is used. In
+    place of positions, the distance to a token times a slope is subtracted from its attention
+    score, with a slope for each of the `heads` (Press et al., arXiv:2108.12409); here `heads // 2`
+    are 0.
 
-    With `proposed`, so many of the target's tokens can be drafted, those that `choose` was told; all others have q = 0.
+    With `proposed`, so many of the target's tokens can be drafted, those that `choose` was told;
+    all others have q = 0.
 
     >>> head = AttentionHead(width=8, hidden=16, heads=2, layers=(1, -1))
     >>> states = head.combined(torch.ones(3, 5, 16))
@@ -94,7 +102,8 @@ class AttentionHead(SequentialHead):
         nn.init.zeros_(self.down.weight)
 
     def choose(self, target: PreTrainedModel, tokens: Tensor) -> None:
-        """The tokens that can be drafted, and by what `target` is known again: its output rows of the first of them."""
+        """The tokens that can be drafted, and by what `target` is known again: its output rows of
+        the first of them."""
         self.proposed.copy_(tokens)
         self.known.copy_(target.get_output_embeddings().weight[tokens[:KNOWN]])
 
@@ -104,10 +113,11 @@ class AttentionHead(SequentialHead):
         return self.states_projection(normalised(each).flatten(-2))  # type: ignore[no-any-return]
 
     def forward(self, state: Tensor, embedded: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """The states `(batch, n, width)` of n tokens with the embeddings `embedded`, given those before them, `state`.
+        """The states `(batch, n, width)` of n tokens with the embeddings `embedded`, given those
+        before them, `state`.
 
-        `attend` gets query, key and value of these tokens, all `(batch, heads, n, width / heads)`, and returns what
-        the queries read, of the same shape.
+        `attend` gets query, key and value of these tokens, all `(batch, heads, n, width / heads)`,
+        and returns what the queries read, of the same shape.
         """
         entered = self.input_projection(torch.cat([normalised(state), normalised(embedded)], dim=-1))
         each = self.attention(normalised(entered)).unflatten(-1, (3, self.heads, -1))
@@ -117,7 +127,8 @@ class AttentionHead(SequentialHead):
         return seen + self.down(silu(self.gate(read)) * self.up(read))  # type: ignore[no-any-return]
 
     def bias(self, distance: Tensor) -> Tensor:
-        """What is added to the scores `(batch, heads, n, slots)` of tokens at `distance` `(batch, n, slots)`.
+        """What is added to the scores `(batch, heads, n, slots)` of tokens at `distance`
+        `(batch, n, slots)`.
 
         For a negative distance, so for a later token, it is the most negative number of the dtype.
 
@@ -146,8 +157,8 @@ def save_head(head: Any, folder: Path) -> None:
 def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     """The head that `save_head` wrote to `folder`.
 
-    Raises `ValueError` for another kind of head, `OSError` for a file that is not there, and what torch raises for
-    weights that do not fit.
+    Raises `ValueError` for another kind of head, `OSError` for a file that is not there, and what
+    torch raises for weights that do not fit.
 
     >>> import tempfile
     >>> save_head(AttentionHead(8, 16, 2, layers=(-1,)), folder := Path(tempfile.mkdtemp()))
@@ -192,9 +203,11 @@ def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
 
 
 def rows_of(target: PreTrainedModel, head: Any) -> nn.Module:
-    """The output head of `target` for the tokens that `head` can propose, packed with the head if the target is.
+    """The output head of `target` for the tokens that `head` can propose, packed with the head if
+    the target is.
 
-    They are made once for a head and a target. Raises `ValueError` for a head that was trained for another target.
+    They are made once for a head and a target. Raises `ValueError` for a head that was trained for
+    another target.
     """
     weight, proposed = target.get_output_embeddings().weight, head.proposed
     few = int(proposed.max()) >= len(weight)
@@ -217,11 +230,12 @@ def rows_of(target: PreTrainedModel, head: Any) -> nn.Module:
 class HeadDrafter(ChainDrafter):
     """Drafts with `head`, which was trained on the hidden states of `target`, as `sampling` says.
 
-    From one `start` to the next either `propose` is called, always with the same gamma, or `distribution`, by a mixture
-    or a stopping rule. It drafts `most` tokens at most, where more are asked for; None for no such limit. `compile`
-    compiles what `propose` computes as one function. Raises `TypeError` for a head of
-    another kind than the drafter's, a target that the loop cannot run and a `sampling` that is no `Sampling`, and
-    `ValueError` for a head of another width, dtype or device.
+    From one `start` to the next either `propose` is called, always with the same gamma, or
+    `distribution`, by a mixture or a stopping rule. It drafts `most` tokens at most, where more are
+    asked for; None for no such limit. `compile` compiles what `propose` computes as one function.
+    Raises `TypeError` for a head of another kind than the drafter's, a target that the loop cannot
+    run and a `sampling` that is no `Sampling`, and `ValueError` for a head of another width, dtype
+    or device.
     """
 
     kind: ClassVar[type]
@@ -257,7 +271,8 @@ class HeadDrafter(ChainDrafter):
         return gamma if self.most is None else min(self.most, gamma)
 
     def recorded(self, context: Context) -> Tensor:
-        """The target's hidden states, in the head's dtype. Raises `ValueError` where there are none."""
+        """The target's hidden states, in the head's dtype. Raises `ValueError` where there are
+        none."""
         if context.hidden_states is None:
             raise ValueError("there are no hidden states; give this drafter to generate, which records them for it")
         return context.hidden_states.to(self.head.scale.dtype)
@@ -286,11 +301,13 @@ class HeadDrafter(ChainDrafter):
         return self.after(self.state, position)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        """What the first draft token depends on. The last step computed at most `drafted` draft tokens."""
+        """What the first draft token depends on. The last step computed at most `drafted` draft
+        tokens."""
         raise NotImplementedError
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
-        """What the next draft token depends on, after the draft tokens `token` `(rows,)` in the slots `slot`."""
+        """What the next draft token depends on, after the draft tokens `token` `(rows,)` in the
+        slots `slot`."""
         raise NotImplementedError
 
     def after(self, state: Tensor, position: int) -> Tensor:
@@ -306,11 +323,13 @@ class HeadDrafter(ChainDrafter):
 
 
 class AttentionDrafter(HeadDrafter):
-    """Draft tokens sampled one after the other from an `AttentionHead`, with the keys and values of the tokens before.
+    """Draft tokens sampled one after the other from an `AttentionHead`, with the keys and values of
+    the tokens before.
 
-    A step first computes the keys and values of the tokens since the last step with the target's states, because those
-    of draft tokens were computed with the head's own. `capturable` says that the drafter serves one batch only, so that
-    a CUDA graph may hold its operations. Raises what `HeadDrafter` does.
+    A step first computes the keys and values of the tokens since the last step with the target's
+    states, because those of draft tokens were computed with the head's own. `capturable` says that
+    the drafter serves one batch only, so that a CUDA graph may hold its operations. Raises what
+    `HeadDrafter` does.
     """
 
     kind = AttentionHead
@@ -331,7 +350,8 @@ class AttentionDrafter(HeadDrafter):
         if rows is None:
             self.evaluated = 0
             sizes = (*tokens.shape, self.head.scale.dtype, self.head.scale.device)
-            if self.allocated != sizes:  # kept for later batches, since compiled functions belong to its tensors
+            # Kept for later batches, since compiled functions belong to its tensors.
+            if self.allocated != sizes:
                 self.allocated, self.cache, self.draft = sizes, RaggedCache(1, tokens.shape[1]), self._draft()
             self.cache.clear()
         else:
@@ -340,8 +360,8 @@ class AttentionDrafter(HeadDrafter):
         self._enter(tokens, states, slots, rows)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        # After full acceptance the newest `drafted` + 1 tokens have states that the cache was not computed with. In a
-        # row of fewer tokens the first is computed several times.
+        # After full acceptance the newest `drafted` + 1 tokens have states that the cache was not
+        # computed with. In a row of fewer tokens the first is computed several times.
         tokens, lengths, states = context.tokens, context.lengths, context.hidden_states
         back = torch.arange(-1 - drafted, 0, device=lengths.device)
         return self._enter(tokens, states, (lengths[:, None] + back).clamp_min(0))[:, -1]  # type: ignore[arg-type]
@@ -350,13 +370,15 @@ class AttentionDrafter(HeadDrafter):
         return self._read(state[:, None], token[:, None], slot[:, None])[:, 0]
 
     def _enter(self, tokens: Tensor, states: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The head's states `(rows, n, width)` of the tokens in `slots` `(rows, n)`, with the target's states."""
+        """The head's states `(rows, n, width)` of the tokens in `slots` `(rows, n)`, with the
+        target's states."""
         before = states.take_along_dim((slots - 1).clamp_min(0)[..., None], dim=1)
         state = self.head.combined(before).where(slots[..., None] > 0, 0.0)
         return self._read(state, tokens.gather(1, slots), slots, rows)
 
     def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
-        """The head's states `(rows, n, width)` of `tokens` `(rows, n)` in `slots`, which are in the cache from now."""
+        """The head's states `(rows, n, width)` of `tokens` `(rows, n)` in `slots`, which are in the
+        cache from now."""
         self.cache.write_at(slots, rows, self.cache.least(slots))
         bias = self.head.bias(slots[..., None] - torch.arange(self.cache.seen, device=slots.device))
 

@@ -1,8 +1,10 @@
 """A smaller transformers model as the drafter: of chains, of trees, and mixed with another drafter.
 
     ModelDrafter    a chain, one forward pass for each token
-    MixtureDrafter  a weighted mean of two drafters' distributions: a model and copies of the text so far, two models
-    TreeDrafter     a tree, one forward pass for each level; the scheme (`specnb.trees`) says how children are sampled
+    MixtureDrafter  a weighted mean of two drafters' distributions: a model and copies of the text
+                    so far, two models
+    TreeDrafter     a tree, one forward pass for each level; the scheme (`specnb.trees`) says how
+                    children are sampled
 
 At temperature 0 all schemes but `top_children` propose one token only.
 """
@@ -32,12 +34,13 @@ from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_chil
 class ModelDrafter(ChainDrafter):
     """A chain of tokens sampled one after the other from `model`, as `sampling` says.
 
-    `vocab` is the number of the target's tokens, if the model has another, and `tokens` the target's token of each of
-    the model's logits, if its tokens are not numbered as the target's are (`specnb.models.token_map`). EAGLE-3's d2t is
-    an offset: its `tokens` are `torch.arange(len(d2t)) + d2t`. `compile` compiles the forward passes and the sampling
-    of a step as one function. `capturable` says that the drafter serves one batch only, so that a CUDA graph may hold
-    its operations. Raises `TypeError` for a model that the loop cannot run, and for a `sampling` that is no `Sampling`,
-    and what `TokenMap` raises.
+    `vocab` is the number of the target's tokens, if the model has another, and `tokens` the
+    target's token of each of the model's logits, if its tokens are not numbered as the target's are
+    (`specnb.models.token_map`). EAGLE-3's d2t is an offset: its `tokens` are
+    `torch.arange(len(d2t)) + d2t`. `compile` compiles the forward passes and the sampling of a step
+    as one function. `capturable` says that the drafter serves one batch only, so that a CUDA graph
+    may hold its operations. Raises `TypeError` for a model that the loop cannot run, and for a
+    `sampling` that is no `Sampling`, and what `TokenMap` raises.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -87,7 +90,8 @@ class ModelDrafter(ChainDrafter):
         tokens, lengths = context.tokens, context.lengths
         if rows is None:
             sizes = (*tokens.shape, self.model.dtype, self.model.device)
-            if self.allocated != sizes:  # the cache is kept for later batches: compiled functions belong to it
+            # The cache is kept for later batches: compiled functions belong to it.
+            if self.allocated != sizes:
                 if self.allocated and self.capturable:
                     raise ValueError(
                         f"a graph may hold the cache of this capturable drafter, of {self.allocated[:2]} rows and "
@@ -111,8 +115,9 @@ class ModelDrafter(ChainDrafter):
         return proposal
 
     def _unseen(self, context: Context) -> int:
-        """How many of the newest tokens a step's first forward pass evaluates: no row then reads an entry that does not
-        belong to its tokens. Where the host must not wait, this drafter is asked in every step, and two are enough."""
+        """How many of the newest tokens a step's first forward pass evaluates: no row then reads an
+        entry that does not belong to its tokens. Where the host must not wait, this drafter is
+        asked in every step, and two are enough."""
         return self.seen.unseen(context.tokens, context.lengths) if context.readable else LEAST
 
     def _sample_tokens(
@@ -134,7 +139,8 @@ class ModelDrafter(ChainDrafter):
         return self._after(*self._newest(context.tokens, context.lengths, count))
 
     def _newest(self, tokens: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """The `count` newest tokens of each row and their slots, both `(rows, count)`; slot 0 again in short rows."""
+        """The `count` newest tokens of each row and their slots, both `(rows, count)`; slot 0 again
+        in short rows."""
         back = torch.arange(count, 0, -1, device=lengths.device)
         slots = (lengths[:, None] - back).clamp_min(0)
         return tokens.gather(1, slots), slots
@@ -149,13 +155,15 @@ class ModelDrafter(ChainDrafter):
 
 
 class MixtureDrafter(ChainDrafter):
-    """Samples from `weight` x first + (1 - `weight`) x second where both propose, and from the one that does elsewhere.
+    """Samples from `weight` x first + (1 - `weight`) x second where both propose, and from the one
+    that does elsewhere.
 
-    With `weight` 1 the second drafter is used only where the first proposes nothing. Both are evaluated at every draft
-    token, so the cost is the sum of theirs; `specnb.drafting.fallback` avoids that.
+    With `weight` 1 the second drafter is used only where the first proposes nothing. Both are
+    evaluated at every draft token, so the cost is the sum of theirs; `specnb.drafting.fallback`
+    avoids that.
 
-    Raises `ValueError` for a weight outside [0, 1], for different vocabularies and for drafters that read different
-    hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
+    Raises `ValueError` for a weight outside [0, 1], for different vocabularies and for drafters
+    that read different hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
 
     >>> from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
     >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2, shortest=1), UniformDrafter(2), weight=0.5)
@@ -189,7 +197,8 @@ class MixtureDrafter(ChainDrafter):
 
     def distribution(self, context: Context, position: int) -> Tensor:
         one, other = (drafter.distribution(context, position) for drafter in (self.first, self.second))
-        has_one, has_other = (~(q.sum(dim=-1, keepdim=True) <= 0) for q in (one, other))  # NaN is no empty row
+        # NaN is no empty row.
+        has_one, has_other = (~(q.sum(dim=-1, keepdim=True) <= 0) for q in (one, other))
         both = self.weight * one + (1 - self.weight) * other
         return both.where(has_one & has_other, one.where(has_one, other))
 
@@ -220,9 +229,10 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
 class TreeDrafter(ModelDrafter):
     """A tree of the shape `parents`, sampled from `model` as `sampling` and `scheme` say.
 
-    The cache keeps the accepted path, as the target's does. `top_children` looks at the order of the probabilities
-    only: it ignores `sampling`. `vocab`, `tokens` and `capturable` are those of `ModelDrafter`. Raises what that
-    raises, and `ValueError` for parents that do not come before their children.
+    The cache keeps the accepted path, as the target's does. `top_children` looks at the order of
+    the probabilities only: it ignores `sampling`. `vocab`, `tokens` and `capturable` are those of
+    `ModelDrafter`. Raises what that raises, and `ValueError` for parents that do not come before
+    their children.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -251,18 +261,22 @@ class TreeDrafter(ModelDrafter):
         self.tree = TokenTree(self.parents, model.device)
         depths = list(enumerate(self.tree.node_depths))
         self.levels = [[node for node, own in depths if own == depth] for depth in range(1, self.tree.depth)]
-        self.levels = [[node for node in level if node in self.parents] for level in self.levels]  # without leaves
-        self.entries = [torch.tensor(level, device=model.device) + 1 for level in self.levels]  # as a step may not copy
+        # Without leaves.
+        self.levels = [[node for node in level if node in self.parents] for level in self.levels]
+        # As a step may not copy.
+        self.entries = [torch.tensor(level, device=model.device) + 1 for level in self.levels]
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         self.first_node = context.lengths[:, None].clone()
         root = context.lengths - 1
         slots, positions = self.tree.slots(root), self.tree.positions(root)
         visible = self.tree.visible(root, self.runner.capacity)
-        # A leaf that was accepted in the last step is not in the cache: the first forward pass has the last two tokens.
+        # A leaf that was accepted in the last step is not in the cache: the first forward pass has
+        # the last two tokens.
         last_two = torch.stack([context.lengths - 2, context.lengths - 1], dim=1).clamp_min(0)
         logits = self.runner.run(context.tokens.gather(1, last_two), last_two, keep=1)
-        after = {-1: standardise(logits[:, 0], self.sampling, check=False)}  # the model's distribution after a node
+        # The model's distribution after a node.
+        after = {-1: standardise(logits[:, 0], self.sampling, check=False)}
         tokens: dict[int, Tensor] = {}
         q: dict[int, Tensor] = {}
         self._sample_children([-1], after, tokens, q, uniforms)
@@ -281,7 +295,8 @@ class TreeDrafter(ModelDrafter):
         return Proposal(torch.stack([tokens[i] for i in nodes], dim=1), torch.stack([q[i] for i in nodes], dim=1))
 
     def update(self, context: Context, outcome: Outcome) -> None:
-        """Copies the cache entries of the accepted path to where its tokens are; see `Drafter.update`."""
+        """Copies the cache entries of the accepted path to where its tokens are; see
+        `Drafter.update`."""
         assert outcome.path is not None
         depth = torch.arange(outcome.path.shape[1], device=outcome.path.device)
         self.runner.move(self.first_node + outcome.path.clamp_min(0), self.first_node + depth)

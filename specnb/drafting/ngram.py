@@ -4,8 +4,8 @@
     PromptLookupDrafter  copies what followed the newest tokens earlier in the same sequence
     UniformDrafter       every token is equally probable
 
-The tables of the n-gram model lie on the host: on a CUDA device a step waits for a copy of the newest tokens to the
-host and of a distribution back, for each draft token.
+The tables of the n-gram model lie on the host: on a CUDA device a step waits for a copy of the
+newest tokens to the host and of a distribution back, for each draft token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Order:
-    """Counts after each context of one length: context i owns entries `starts[i]` to `starts[i + 1]`."""
+    """Counts after each context of one length: context i owns entries `starts[i]` to
+    `starts[i + 1]`."""
 
     contexts: Ints
     starts: Ints
@@ -45,14 +46,14 @@ class _Order:
 class NgramModel:
     """The distribution of a token given the `order - 1` tokens before it, counted from `tokens`.
 
-    Interpolated Kneser-Ney smoothing: each order subtracts `discount` from its counts and gives the freed probability
-    to the order below, down to the uniform distribution, so that every token has a chance. With a discount of 0 nothing
-    is freed: the model backs off to the longest context that was seen, and reports its frequencies. `order` 1 is the
-    unigram, 2 the bigram.
+    Interpolated Kneser-Ney smoothing: each order subtracts `discount` from its counts and gives the
+    freed probability to the order below, down to the uniform distribution, so that every token has
+    a chance. With a discount of 0 nothing is freed: the model backs off to the longest context that
+    was seen, and reports its frequencies. `order` 1 is the unigram, 2 the bigram.
 
-    Raises `TypeError` for tokens that are no list of whole numbers; `ValueError` for order < 1, fewer than 2 tokens in
-    the vocabulary, tokens outside the vocabulary, too few tokens, a discount outside [0, 1], and a
-    vocabulary and order whose n-grams do not fit into 63 bits.
+    Raises `TypeError` for tokens that are no list of whole numbers; `ValueError` for order < 1,
+    fewer than 2 tokens in the vocabulary, tokens outside the vocabulary, too few tokens, a discount
+    outside [0, 1], and a vocabulary and order whose n-grams do not fit into 63 bits.
 
     >>> NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2).probs(np.zeros((1, 0), dtype=np.int64)).round(3)
     array([[0.75, 0.25]])
@@ -72,7 +73,8 @@ class NgramModel:
         self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
 
     def _count(self, tokens: Ints, n: int) -> _Order:
-        """Raw counts at the highest order; below it, in how many different contexts an n-gram was seen."""
+        """Raw counts at the highest order; below it, in how many different contexts an n-gram was
+        seen."""
         width = min(n + 1, self.order)
         grams = sum(tokens[i : len(tokens) - width + 1 + i] * self.vocab ** (width - 1 - i) for i in range(width))
         grams, counts = np.unique(grams, return_counts=True)
@@ -82,10 +84,11 @@ class NgramModel:
         return _Order(contexts, np.append(starts, len(grams)), grams % self.vocab, counts)
 
     def probs(self, contexts: Ints) -> NDArray[np.float64]:
-        """The distributions `(batch, vocab)` after `contexts` `(batch, order - 1)`, the newest token last.
+        """The distributions `(batch, vocab)` after `contexts` `(batch, order - 1)`, the newest
+        token last.
 
-        -1 stands for "nothing there yet": orders that would need it are left out. Raises `ValueError` for
-        tokens outside the vocabulary.
+        -1 stands for "nothing there yet": orders that would need it are left out. Raises
+        `ValueError` for tokens outside the vocabulary.
         """
         self._require(contexts, least=-1)
         probs = np.full((len(contexts), self.vocab), 1.0 / self.vocab)
@@ -139,25 +142,30 @@ class NgramDrafter(ChainDrafter):
 
 CHOICES = ("recent", "frequent", "proportional")
 PER_MATCH = 3
-"""Tokens that are copied for each token that agrees: the longer a match is, the more of what follows is accepted."""
+"""Tokens that are copied for each token that agrees: the longer a match is, the more of what
+follows is accepted."""
 
 
 class PromptLookupDrafter(ChainDrafter):
-    """Proposes what followed earlier occurrences of the row's newest tokens, in prompt and completion.
+    """Proposes what followed earlier occurrences of the row's newest tokens, in prompt and
+    completion.
 
-    Saxena's prompt lookup decoding, and `prompt_lookup_num_tokens` of transformers. No model and no training.
+    Saxena's prompt lookup decoding, and `prompt_lookup_num_tokens` of transformers. No model and no
+    training.
 
-    Of the earlier places those count whose preceding tokens agree with the newest ones over the longest stretch, at
-    most `longest` tokens and at least `shortest`; nothing is proposed if there is none. `choose` says which of their
-    continuations is taken: "recent" the last one, "frequent" the most frequent one (the lowest token among equals), or
-    "proportional", sampled as often as each occurs. The first two are deterministic, so q is one-hot; the third reports
-    the frequencies.
+    Of the earlier places those count whose preceding tokens agree with the newest ones over the
+    longest stretch, at most `longest` tokens and at least `shortest`; nothing is proposed if there
+    is none. `choose` says which of their continuations is taken: "recent" the last one, "frequent"
+    the most frequent one (the lowest token among equals), or "proportional", sampled as often as
+    each occurs. The first two are deterministic, so q is one-hot; the third reports the
+    frequencies.
 
-    "recent" looks for the place once a step and copies from there, at most `PER_MATCH` tokens for each one that agrees;
-    beyond the end of the sequence the copy goes on with its own first token, so a repetition continues. A place whose
-    copy was rejected is not the next one: there the newest token is another. "frequent" and "proportional" match anew
-    at each draft token, the earlier ones included, and so do mixtures and stopping rules. A single equal token says
-    little about what follows (15 to 20% of such copies are accepted on the real model): in a mixture with another
+    "recent" looks for the place once a step and copies from there, at most `PER_MATCH` tokens for
+    each one that agrees; beyond the end of the sequence the copy goes on with its own first token,
+    so a repetition continues. A place whose copy was rejected is not the next one: there the newest
+    token is another. "frequent" and "proportional" match anew at each draft token, the earlier ones
+    included, and so do mixtures and stopping rules. A single equal token says little about what
+    follows (15 to 20% of such copies are accepted on the real model): in a mixture with another
     drafter, and where draft tokens cost much, `shortest` 2 or 3 is better.
 
     Raises `ValueError` for lengths that are not 1 <= shortest <= longest and another `choose`.
@@ -196,7 +204,8 @@ class PromptLookupDrafter(ChainDrafter):
         return self.matches(context)[1].numpy() if self.choose == "recent" and context.readable else None
 
     def matches(self, context: Context) -> tuple[Tensor, Tensor]:
-        """The slot from which each row copies, and how many tokens before it agree; 0 and 0 if less than `shortest`."""
+        """The slot from which each row copies, and how many tokens before it agree; 0 and 0 if less
+        than `shortest`."""
         tokens, lengths = context.tokens, context.lengths
         if tokens.device.type == "cpu":
             rows = zip(tokens.numpy(), lengths.tolist(), strict=True)
@@ -224,7 +233,8 @@ class PromptLookupDrafter(ChainDrafter):
 
 
 def latest_match(row: Ints, longest: int) -> tuple[int, int]:
-    """What `match_lengths` finds in `row` `(length,)`: the last slot of the greatest length, and that; 0, 0 for none.
+    """What `match_lengths` finds in `row` `(length,)`: the last slot of the greatest length, and
+    that; 0, 0 for none.
 
     >>> latest_match(np.array([1, 2, 3, 1, 2]), longest=4)
     (2, 2)
@@ -243,7 +253,8 @@ def latest_match(row: Ints, longest: int) -> tuple[int, int]:
 
 
 def copied(counts: Tensor, proportional: bool) -> Tensor:
-    """q `(rows, vocab)` of continuations seen `counts` `(rows, vocab)` times: as often as each, or the most frequent.
+    """q `(rows, vocab)` of continuations seen `counts` `(rows, vocab)` times: as often as each, or
+    the most frequent.
 
     >>> copied(torch.tensor([[2.0, 1.0, 1.0], [0.0, 0.0, 0.0]]), proportional=True)
     tensor([[0.5000, 0.2500, 0.2500],
@@ -256,15 +267,18 @@ def copied(counts: Tensor, proportional: bool) -> Tensor:
 
 
 def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """`(rows, slots)`: how many tokens right before each slot agree with the newest of the row, `longest` at most.
+    """`(rows, slots)`: how many tokens right before each slot agree with the newest of the row,
+    `longest` at most.
 
-    0 from a row's length on. An occurrence ends before the newest token, so that a token follows it.
+    0 from a row's length on. An occurrence ends before the newest token, so that a token follows
+    it.
 
     >>> match_lengths(torch.tensor([[1, 2, 3, 1, 2]]), torch.tensor([5]), longest=4)
     tensor([[0, 0, 2, 0, 0]])
     """
     longest = min(longest, tokens.shape[1])
-    after = pad(tokens, (longest, 0), value=-1)  # at each slot, the `longest` tokens before it begin
+    # At each slot, the `longest` tokens before it begin.
+    after = pad(tokens, (longest, 0), value=-1)
     newest = after.gather(1, lengths[:, None] + torch.arange(longest, device=tokens.device))[:, None]
     agree = (after.unfold(1, longest, 1)[:, :-1] == newest) & (newest >= 0)
     matched = agree.flip(-1).cumprod(dim=-1).sum(dim=-1)
@@ -272,7 +286,8 @@ def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
 
 
 class UniformDrafter(ChainDrafter):
-    """Each draft token is sampled uniformly from the vocabulary. Its acceptance probability is sum min(p, 1/vocab).
+    """Each draft token is sampled uniformly from the vocabulary. Its acceptance probability is sum
+    min(p, 1/vocab).
 
     Raises `ValueError` unless `vocab` is a whole number from 1.
 
@@ -289,7 +304,8 @@ class UniformDrafter(ChainDrafter):
 
 
 def whole_tokens(name: str, tokens: Any) -> Ints:
-    """`tokens`, a list, array or tensor of token numbers, as an array `(tokens,)`. Raises `TypeError` for others.
+    """`tokens`, a list, array or tensor of token numbers, as an array `(tokens,)`. Raises
+    `TypeError` for others.
 
     >>> whole_tokens("tokens", [3, 1])
     array([3, 1])
@@ -303,7 +319,8 @@ def whole_tokens(name: str, tokens: Any) -> Ints:
 
 
 def require_lengths(vocab: int, shortest: int, longest: int) -> None:
-    """Raises `ValueError` unless all are whole numbers with 1 <= `shortest` <= `longest`, and `vocab` at least 1."""
+    """Raises `ValueError` unless all are whole numbers with 1 <= `shortest` <= `longest`, and
+    `vocab` at least 1."""
     require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, 1))
     if not shortest <= longest:
         raise ValueError(f"shortest is {shortest} and longest {longest}; they must be 1 <= shortest <= longest")

@@ -1,1 +1,2 @@
-"""What is measured: acceptance, costs and speed-up, with intervals, and the gamma that they recommend."""
+"""What is measured: acceptance, costs and speed-up, with intervals, and the gamma that they
+recommend."""

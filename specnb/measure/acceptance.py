@@ -1,7 +1,8 @@
-"""Acceptance probabilities along sequences that the target wrote: the overlap of p and q (Corollary 3.6).
+"""Acceptance probabilities along sequences that the target wrote: the overlap of p and q (Corollary
+3.6).
 
-Nothing is drafted or verified, so one set of sequences serves several draft models. What a decoding loop accepted is in
-the record of a generation (`specnb.decoding.record`).
+Nothing is drafted or verified, so one set of sequences serves several draft models. What a decoding
+loop accepted is in the record of a generation (`specnb.decoding.record`).
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.given_tokens import named_settings
 from specnb.distributions import Sampling, overlap, standardise, standardise_probs
 from specnb.drafting.ngram import NgramModel
+from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.support import context_limit, require_same_vocabulary, require_supported
 from specnb.models.token_map import TokenMap
 
@@ -30,13 +32,15 @@ CHUNK = 64  # n-gram distributions computed at a time, few enough for the proces
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Sequences of the target, and the acceptance probability of each draft model at every position.
+    """Sequences of the target, and the acceptance probability of each draft model at every
+    position.
 
     sequences      one list of tokens per row, prompt and new tokens
     entropy        (rows, new_tokens)          entropy of p in bits
-    beta           draft -> (rows, new_tokens) overlap of p and q: the probability that a draft token is accepted
-    accepted_prob  draft -> (rows, new_tokens) min(1, q(x)/p(x)) of the token x in the sequence: the probability that
-                   it was an accepted draft token, given the sequence
+    beta           draft -> (rows, new_tokens) overlap of p and q: the probability that a draft
+                   token is accepted
+    accepted_prob  draft -> (rows, new_tokens) min(1, q(x)/p(x)) of the token x in the sequence: the
+                   probability that it was an accepted draft token, given the sequence
     The last two have the same expectation, alpha: E_p[min(1, q/p)] = sum min(p, q).
     """
 
@@ -44,6 +48,16 @@ class Acceptance:
     entropy: Array
     beta: dict[str, Array]
     accepted_prob: dict[str, Array]
+
+    def alpha(self, draft: str, seed: int = 0) -> Estimate:
+        """alpha of a draft, the mean of its beta (Corollary 3.6), with a 95% interval over rows.
+
+        >>> beta = np.array([[0.5, 0.7], [0.9, 0.7]])
+        >>> print(Acceptance([[0, 1]] * 2, beta, {"draft": beta}, {"draft": beta}).alpha("draft"))
+        0.700 [0.600, 0.800] (n = 4)
+        """
+        beta = self.beta[draft]
+        return ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]), seed=seed)
 
 
 @named_settings
@@ -59,13 +73,15 @@ def measure_acceptance(
     batch: int = 48,
     progress: bool = True,
 ) -> Acceptance:
-    """The target continues each prompt by `new_tokens` tokens; each draft model then runs once over the sequences.
+    """The target continues each prompt by `new_tokens` tokens; each draft model then runs once over
+    the sequences.
 
-    All distributions are standardised by `sampling`. An end-of-sequence token does not stop a row. A row depends on
-    `seed`, its number and its prompt, and equals that of `generate` with gamma = 0. Memory: the distributions of
-    `batch` rows, batch x new_tokens x vocab numbers, twice. A draft model may
-    have more or fewer tokens than the target, as in `generate`. Raises `ValueError` for an n-gram model of another
-    vocabulary, and what `generate` raises.
+    All distributions are standardised by `sampling`. An end-of-sequence token does not stop a row.
+    A row depends on `seed`, its number and its prompt, and equals that of `generate` with gamma =
+    0. Memory: the distributions of `batch` rows, batch x new_tokens x vocab numbers, twice. A draft
+       model may
+    have more or fewer tokens than the target, as in `generate`. Raises `ValueError` for an n-gram
+    model of another vocabulary, and what `generate` raises.
 
     >>> from specnb import load_pair
     >>> pair = load_pair(packed=False)
@@ -85,7 +101,7 @@ def measure_acceptance(
         part = prompts[at : at + batch]
         made = generate(
             target, part, gamma=0, max_new_tokens=new_tokens, sampling=sampling, seed=seed, progress=False,
-            study=Study(rows=range(at, at + len(part)), keep_probs=True),
+            hooks=Hooks(rows=range(at, at + len(part)), keep_probs=True),
         )  # fmt: skip
         written = [[*prompt, *tokens] for prompt, tokens in zip(part, made.tokens, strict=True)]
         assert made.probs is not None
@@ -113,11 +129,12 @@ def distributions_along(
     sampling: Sampling = Sampling(),
     vocab: int | None = None,
 ) -> Tensor:
-    """Distributions `(rows, new_tokens, vocab)` of `source` for the last `new_tokens` tokens of each sequence.
+    """Distributions `(rows, new_tokens, vocab)` of `source` for the last `new_tokens` tokens of
+    each sequence.
 
-    One forward pass over all sequences, which may differ in length. `vocab` is the number of the target's tokens, if a
-    draft model has another (`specnb.models.token_map`). Raises `ValueError` unless each has a token before
-    those, and for a sequence longer than the model's positions.
+    One forward pass over all sequences, which may differ in length. `vocab` is the number of the
+    target's tokens, if a draft model has another (`specnb.models.token_map`). Raises `ValueError`
+    unless each has a token before those, and for a sequence longer than the model's positions.
 
     >>> source = NgramModel(np.array([0, 1, 2, 0, 1]), order=2, vocab=3)
     >>> distributions_along(source, [[0, 1, 2], [2, 0]], 1).shape
@@ -135,7 +152,8 @@ def distributions_along(
         raise ValueError(
             f"a sequence of {longest} tokens needs {longest - 1} positions, and the model has {limit}; shorten it"
         )
-    # Padding follows the sequence, where causal attention does not see it. The last token needs no forward pass.
+    # Padding follows the sequence, where causal attention does not see it. The last token needs no
+    # forward pass.
     padded = torch.tensor([[*one[:-1], *[0] * (longest - len(one))] for one in sequences], device=source.device)
     first, token_map = min(lengths) - 1 - new_tokens, TokenMap(source, vocab)
     output = source(input_ids=token_map.inputs(padded), use_cache=False, logits_to_keep=longest - 1 - first)

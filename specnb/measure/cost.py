@@ -1,4 +1,5 @@
-"""The cost ratio c and the verification cost v(n) of a pair on this machine (Definition 3.7, and `specnb.theory`)."""
+"""The cost ratio c and the verification cost v(n) of a pair on this machine (Definition 3.7, and
+`specnb.theory`)."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class Costs:
 
     @property
     def cost_ratio(self) -> Estimate:
-        """c: time of a draft forward pass over one token, in target forward passes over one token (Definition 3.7)."""
+        """c: time of a draft forward pass over one token, in target forward passes over one token
+        (Definition 3.7)."""
         return ratio_of_medians(self.draft[:, 0], self.target[:, 0])
 
     @property
@@ -56,14 +58,16 @@ class Costs:
         return [ratio_of_medians(column, self.target[:, 0]) for column in self.target.T]
 
     def verify_cost(self, n: ArrayLike) -> Array:
-        """v(n): time of a target forward pass over n tokens, in target forward passes over one token.
+        """v(n): time of a target forward pass over n tokens, in target forward passes over one
+        token.
 
         Linear between measured lengths. Raises `ValueError` outside their range.
         """
         return _relative(self.target, self.lengths, n)
 
     def draft_cost(self, n: ArrayLike) -> Array:
-        """Time of a draft forward pass over n tokens, in draft forward passes over one; otherwise as `verify_cost`."""
+        """Time of a draft forward pass over n tokens, in draft forward passes over one; otherwise
+        as `verify_cost`."""
         return _relative(self.draft, self.draft_lengths, n)
 
 
@@ -78,7 +82,8 @@ def _relative(seconds: Array, lengths: Sequence[int], n: ArrayLike) -> Array:
 
 
 def mid_generation(prompt: int, new_tokens: int, gamma: int, compile: bool | str = False) -> tuple[int, int]:
-    """Context and cache slots of a forward pass half-way through a generation: arguments for `measure_costs`.
+    """Context and cache slots of a forward pass half-way through a generation: arguments for
+    `measure_costs`.
 
     >>> mid_generation(prompt=32, new_tokens=64, gamma=4)
     (64, 101)
@@ -101,13 +106,15 @@ def measure_costs(
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
-    """Times forward passes of the target over `lengths` (default 1 to `largest`) and of the draft over `draft_lengths`.
+    """Times forward passes of the target over `lengths` (default 1 to `largest`) and of the draft
+    over `draft_lengths`.
 
-    Only forward passes are timed, of a batch of `rows`, after `context` tokens: no sampling and no verification. With
-    one row c and v(n) are those of Definition 3.7, with more those of a batch. On a GPU a forward pass attends to all
-    `slots` of the cache, the empty ones included; `mid_generation` gives those of a generation, and by default there
-    are no more than needed. `compile` as in `generate`; compilation is not timed. Raises `ValueError` for context,
-    largest, rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
+    Only forward passes are timed, of a batch of `rows`, after `context` tokens: no sampling and no
+    verification. With one row c and v(n) are those of Definition 3.7, with more those of a batch.
+    On a GPU a forward pass attends to all `slots` of the cache, the empty ones included;
+    `mid_generation` gives those of a generation, and by default there are no more than needed.
+    `compile` as in `generate`; compilation is not timed. Raises `ValueError` for context, largest,
+    rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
 
     >>> from specnb import load_pair
     >>> pair = load_pair(packed=False)
@@ -164,9 +171,9 @@ class CostMeter:
         tokens = tokens.to(pair.target.device)
         plain, *verify = [self._forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
         drafts = [self._forward_pass_of(pair.draft, n, tokens, context, compile) for n in draft_lengths]
-        # What ran before is in the processor's caches and changes the time of a forward pass. So each is timed after
-        # what precedes it in a loop: drafts after the target, verification after its like and drafts, plain decoding
-        # after itself.
+        # What ran before is in the processor's caches and changes the time of a forward pass. So
+        # each is timed after what precedes it in a loop: drafts after the target, verification
+        # after its like and drafts, plain decoding after itself.
         self.jobs = [Job(plain, before=[plain])]
         self.jobs += [Job(one, before=[one, *[drafts[0]] * DRAFT_PASSES]) for one in verify]
         self.jobs += [Job(draft, before=[plain], times=DRAFT_PASSES) for draft in drafts]
@@ -190,7 +197,8 @@ class CostMeter:
     def _forward_pass_of(
         self, model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
     ) -> Callable[[], Tensor]:
-        """A function that runs `model` over the `n` tokens after `context` and returns logits `(rows, n, vocab)`."""
+        """A function that runs `model` over the `n` tokens after `context` and returns logits
+        `(rows, n, vocab)`."""
         cached = self.runner_class(model, tokens.shape[1])
         prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
         newest = tokens[:, context : context + n].contiguous()

@@ -1,6 +1,8 @@
-"""Predict tokens per step and speed-up from what a paper, a log or an issue reports, with a range for what is missing.
+"""Predict tokens per step and speed-up from what a paper, a log or an issue reports, with a range
+for what is missing.
 
-Nothing is measured here (`specnb.recommend_gamma` measures). A missing input becomes a range and a line in `missing`.
+Nothing is measured here (`specnb.recommend_gamma` measures). A missing input becomes a range and a
+line in `missing`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ Pair = tuple[float, float]
 Ends = tuple[float, float, float]  # value, low, high
 
 ACCEPTANCE = ("alpha", "tokens_per_step", "acceptance_rate", "per_position")
-DEPENDENCE = (0.75, 1.1)  # accepted draft tokens per step over Equation 1's, for the alpha of a whole sequence
+# Accepted draft tokens per step over Equation 1's, for the alpha of a whole sequence.
+DEPENDENCE = (0.75, 1.1)
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,14 @@ class Range:
         return f"{self.value:.2f}" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.low < self.high else "")
 
 
-OVERHEAD = Range(0.1, 0.0, 0.25)  # of a target forward pass, per step: sampling, verification, cache, scheduler
+# Of a target forward pass, per step: sampling, verification, cache, scheduler.
+OVERHEAD = Range(0.1, 0.0, 0.25)
 REPEATED = 1.1  # by what two measurements of one set-up may differ
 UNKNOWN_COST = Range(0.05, 0.0, 0.2)  # c if nothing is known of the drafter
-EXPONENTS = {"params": 0.82, "layers": 0.75}  # of a ratio, which gives c; 0.82 fits data/reference/draft_costs.csv
-ENDS = [("value",) * 4, *product(("low", "high"), repeat=4)]  # of tokens, drafting, verification and overhead
+# Of a ratio, which gives c; 0.82 fits data/reference/draft_costs.csv.
+EXPONENTS = {"params": 0.82, "layers": 0.75}
+# Of tokens, drafting, verification and overhead.
+ENDS = [("value",) * 4, *product(("low", "high"), repeat=4)]
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,8 @@ class Prediction:
 
     tokens   tokens per step, the recovered or bonus token included
     speedup  over plain decoding of the same batch
-    limits   how many times larger the speed-up would be with full acceptance, or free drafting, verification, overhead
+    limits   how many times larger the speed-up would be with full acceptance, or free drafting,
+             verification, overhead
     missing  the inputs that were not given, and what was assumed in their place
     """
 
@@ -77,32 +84,43 @@ def predict(
     active: float = 1, cache_ratio: float = 0, overhead: float | None = None,
     reference: Mapping[str, Any] | None = None,
 ) -> Prediction:  # fmt: skip
-    """The `Prediction` for one setting: tokens / (gamma c + v(n) + overhead), Theorem 3.8 with a cost of verification.
+    """The `Prediction` for one setting: tokens / (gamma c + v(n) + overhead), Theorem 3.8 with a
+    cost of verification.
 
-    Acceptance, exactly one of (or `tokens_per_step` and `acceptance_rate` without gamma, which follows from both):
+    Acceptance, exactly one of (or `tokens_per_step` and `acceptance_rate` without gamma, which
+    follows from both):
       alpha            mean acceptance probability along sequences, put into Equation 1
-      tokens_per_step  measured mean tokens per step, bonus token included ("mean acceptance length", "accept length")
+      tokens_per_step  measured mean tokens per step, bonus token included ("mean acceptance
+                       length", "accept length")
       acceptance_rate  accepted draft tokens over draft tokens
-      per_position     fraction of steps in which draft token 1, 2, ... was accepted (not given the one before)
-    gamma            draft tokens in a row, of a tree its depth; the mean where it varies. `per_position` implies it
+      per_position     fraction of steps in which draft token 1, 2, ... was accepted (not given the
+                       one before)
+    gamma            draft tokens in a row, of a tree its depth; the mean where it varies.
+                     `per_position` implies it
     Time of a draft forward pass in units of the target's, the first that is given of:
       cost_ratio       c, as measured; 0 for n-grams
-      params           (target, draft) counts of parameters (of a mixture of experts, those that one token uses): c is
-                       their ratio to the power 0.82, at least the ratio and at most its square root
+      params           (target, draft) counts of parameters (of a mixture of experts, those that one
+                       token uses): c is their ratio to the power 0.82, at least the ratio and at
+                       most its square root
       layers           (target, draft) counts of layers, in the same way with the power 0.75
-    draft_passes     draft forward passes per step, where it is not gamma: 1 if all tokens are proposed at once (Medusa)
+    draft_passes     draft forward passes per step, where it is not gamma: 1 if all tokens are
+                     proposed at once (Medusa)
     Time of a target forward pass over n tokens per row, v(n), the first that is given of:
       verify_cost      a number for the n of this setting, or a function of n
       gpu              a name in `GPUS`, or (dense 16-bit teraflop/s, GB/s) of another
                        device: time of reading the weights plus that of arithmetic (`roofline`)
-    verified         draft tokens in one verification, where it is not gamma (a tree; SGLang's count has one more)
+    verified         draft tokens in one verification, where it is not gamma (a tree; SGLang's count
+                     has one more)
     batch            rows that are decoded together
-    bytes_per_param  bytes of a stored target parameter: 2 for 16 bit, 1 for 8 bit, about 0.6 for Q4_K_M
-    active           fraction of the target's parameters that one token uses: 0.1 for a mixture of experts "30B-A3B"
+    bytes_per_param  bytes of a stored target parameter: 2 for 16 bit, 1 for 8 bit, about 0.6 for
+                     Q4_K_M
+    active           fraction of the target's parameters that one token uses: 0.1 for a mixture of
+                     experts "30B-A3B"
     cache_ratio      bytes of one row's key-value cache over bytes of the target's weights
     overhead         time per step outside the forward passes, in units of a target forward pass
-    reference        a measurement of the same target, drafter and device: its `speedup` and what differs of the above;
-                     it scales the time of a step. Without an acceptance it has the same alpha
+    reference        a measurement of the same target, drafter and device: its `speedup` and what
+                     differs of the above; it scales the time of a step. Without an acceptance it
+                     has the same alpha
 
     Raises `ValueError` for contradictory, missing or impossible inputs.
 
@@ -125,7 +143,8 @@ def predict(
 
 
 def _step(given: Mapping[str, Any]) -> tuple[float, list[Range], list[str]]:
-    """gamma, the parts that `ENDS` names and what is missing, of the setting that arguments of `predict` describe."""
+    """gamma, the parts that `ENDS` names and what is missing, of the setting that arguments of
+    `predict` describe."""
     missing: list[str] = []
     accepted = {name: given[name] for name in ACCEPTANCE}
     gamma = _checked("gamma", _gamma(accepted) if given["gamma"] is None else given["gamma"], 1, 1e6)
@@ -248,11 +267,12 @@ GPUS = {
     "Apple M5 Max": (69, 614),
 }
 # fmt: on
-"""Dense 16-bit teraflop/s and memory bandwidth in GB/s, as the data sheets state them, of Apple's chips from the M3 on
-by cores and clock."""
+"""Dense 16-bit teraflop/s and memory bandwidth in GB/s, as the data sheets state them, of Apple's
+chips from the M3 on by cores and clock."""
 
 UNKNOWN_RIDGE = (153, 400, 40)  # value, best, worst for 16-bit weights, in tokens
-# The slowest of data/reference/small_batches.csv, in parts of the data sheet's arithmetic, and in tokens.
+# The slowest of data/reference/small_batches.csv, in parts of the data sheet's arithmetic, and in
+# tokens.
 SLOWEST = {"datacentre": 0.4, "workstation": 0.4, "Apple": 0.12}
 UNPACKING_RIDGE = 1.7  # of weights below 8 bits
 EXPERTS = 0.25  # times that for a mixture of experts, each of which sees few tokens
@@ -272,16 +292,18 @@ def roofline(
     value  reading plus arithmetic at the data sheet's figures
     low    the longer of the two
     high   reading plus arithmetic at the slowest published speed, by class of device
-    For Apple's chips, mixtures of experts and weights below 8 bits, which are unpacked first, the value's arithmetic is
-    at the geometric mean of data sheet and slowest. Experts that tokens choose independently are more weights to read
-    than for one token, unless the batch reads all; those of one row may choose alike. The value is the geometric mean.
+    For Apple's chips, mixtures of experts and weights below 8 bits, which are unpacked first, the
+    value's arithmetic is at the geometric mean of data sheet and slowest. Experts that tokens
+    choose independently are more weights to read than for one token, unless the batch reads all;
+    those of one row may choose alike. The value is the geometric mean.
 
     >>> (value, low, high), source = roofline(5, "A100-80GB", batch=16)
     >>> print(f"{value:.2f} [{low:.2f}, {high:.2f}], {source}")
     1.38 [1.00, 1.83], roofline of A100-80GB
     """
     (value, best, worst), source = _ridges(gpu, width, active)
-    # Weights that are read, in units of all: by one token per row, and by n that choose alike within a row or not.
+    # Weights that are read, in units of all: by one token per row, and by n that choose alike
+    # within a row or not.
     plain, most, cache = _read(batch, active), _read(n * batch, active), batch * cache
 
     def in_turn(ridge: float, read: float) -> float:
@@ -292,11 +314,13 @@ def roofline(
 
     middle = math.sqrt(in_turn(value, plain) * in_turn(value, most))
     ends = [at_once(plain), at_once(most)] + [in_turn(at, read) for at in (value, worst) for read in (plain, most)]
-    return (middle, min(ends), max(ends)), source  # past the ridge, plain decoding is limited by arithmetic too
+    # Past the ridge, plain decoding is limited by arithmetic too.
+    return (middle, min(ends), max(ends)), source
 
 
 def _ridges(gpu: str | Pair | None, width: float, active: float) -> tuple[Ends, str]:
-    """Tokens for which arithmetic takes as long as reading the weights (value, best, worst), and their source."""
+    """Tokens for which arithmetic takes as long as reading the weights (value, best, worst), and
+    their source."""
     slow = width < 1 or active < 1
     value, best, worst = (at * width / 2 for at in UNKNOWN_RIDGE)
     source = f"rooflines with ridges from {worst:g} to {best:g} tokens"
@@ -316,7 +340,8 @@ def _ridges(gpu: str | Pair | None, width: float, active: float) -> tuple[Ends, 
 
 
 def _read(tokens: float, active: float) -> float:
-    """The expected fraction of all weights that so many tokens use, each of them a fraction `active` of its own."""
+    """The expected fraction of all weights that so many tokens use, each of them a fraction
+    `active` of its own."""
     return 1.0 - math.pow(1 - active, tokens)
 
 

@@ -12,7 +12,7 @@ from specnb.decoding.given_tokens import named_settings
 from specnb.distributions import Sampling
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import Costs, measure_costs, mid_generation
-from specnb.measure.statistics import Estimate, bootstrap_indices, interval, ratio_of_sums
+from specnb.measure.statistics import Estimate, bootstrap_indices, interval
 from specnb.models.loading import Pair
 from specnb.theory import walltime_improvement
 
@@ -21,7 +21,8 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended gamma (0: do not speculate), with the prediction for each gamma and what it was computed from.
+    """The recommended gamma (0: do not speculate), with the prediction for each gamma and what it
+    was computed from.
 
     predicted  gamma -> predicted wall-clock improvement over plain decoding, for each gamma from 1
     """
@@ -41,15 +42,17 @@ class Recommendation:
         return f"do not speculate: the best, gamma = {best}, is predicted to be only {speed} ({measured})"
 
 
-def predict(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: int = 0) -> Estimate:
-    """Wall-clock improvement over plain decoding by Theorem 3.8, with alpha, c and v(gamma + 1) as measured.
+def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: int = 0) -> Estimate:
+    """Wall-clock improvement over plain decoding by Theorem 3.8, with alpha, c and v(gamma + 1) as
+    measured.
 
-    `beta` `(rows, tokens)` are overlaps along sequences of the target; alpha is their mean (Corollary 3.6). The
-    interval resamples rows of `beta` and repetitions of `costs`; n is the number of overlaps. Raises `ValueError` for
-    fewer than 8 rows, and where `costs` has no forward pass over gamma + 1 tokens.
+    `beta` `(rows, tokens)` are overlaps along sequences of the target; alpha is their mean
+    (Corollary 3.6). The interval resamples rows of `beta` and repetitions of `costs`; n is the
+    number of overlaps. Raises `ValueError` for fewer than 8 rows, and where `costs` has no forward
+    pass over gamma + 1 tokens.
 
     >>> costs = Costs(np.full((3, 1), 0.1), np.ones((3, 5)), lengths=(1, 2, 3, 4, 5))
-    >>> print(predict(np.full((8, 10), 0.75), costs, gamma=4))
+    >>> print(predicted_speedup(np.full((8, 10), 0.75), costs, gamma=4))
     2.179 [2.179, 2.179] (n = 80)
     """
     if len(beta) < 8:
@@ -83,26 +86,30 @@ def recommend_gamma(
     seed: int = 0,
     progress: bool = True,
 ) -> Recommendation:
-    """The gamma from 1 to `largest` with the best predicted speed-up for one row on this machine, or 0.
+    """The gamma from 1 to `largest` with the best predicted speed-up for one row on this machine,
+    or 0.
 
-    Measured: alpha, from the overlap of both distributions along `new_tokens` tokens that the target writes after each
-    prompt; c and v(n), from forward passes half-way through such a generation, compiled ones with `compile`. Each gamma
-    is then predicted by Theorem 3.8 with v(n). The answer is 0 unless the whole interval of the best prediction is
-    above 1. It holds for this machine, number of threads, dtype and weight layout.
+    Measured: alpha, from the overlap of both distributions along `new_tokens` tokens that the
+    target writes after each prompt; c and v(n), from forward passes half-way through such a
+    generation, compiled ones with `compile`. Each gamma is then predicted by Theorem 3.8 with v(n).
+    The answer is 0 unless the whole interval of the best prediction is above 1. It holds for this
+    machine, number of threads, dtype and weight layout.
 
     No speculative generation is timed, so the answer can be wrong where
 
-    - the prompts are unlike those that are decoded later, or far longer or shorter: alpha, c and v(n) are then others;
-    - acceptance varies within a sequence: the theorem takes one alpha, and overestimates long drafts where rejections
-      come in clusters;
-    - the step itself (sampling, verification, bookkeeping) takes a large part of the time, as with very small models;
+    - the prompts are unlike those that are decoded later, or far longer or shorter: alpha, c and
+      v(n) are then others;
+    - acceptance varies within a sequence: the theorem takes one alpha, and overestimates long
+      drafts where rejections come in clusters;
+    - the step itself (sampling, verification, bookkeeping) takes a large part of the time, as with
+      very small models;
     - several gammas are predicted to be nearly equal: noise then decides, and little is lost;
     - decoding runs in batches: this is about one row.
 
     `python -m studies.speed.recommendation` compares the answer with timed generations.
 
-    Raises `ValueError` for fewer than 8 prompts and for `largest` that is not from 1 to 64, and what
-    `measure_acceptance` and `measure_costs` raise.
+    Raises `ValueError` for fewer than 8 prompts and for `largest` that is not from 1 to 64, and
+    what `measure_acceptance` and `measure_costs` raise.
 
     >>> from specnb import load_pair
     >>> pair = load_pair(packed=False)
@@ -116,13 +123,13 @@ def recommend_gamma(
         pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed,
         progress=progress,
     )  # fmt: skip
-    beta = found.beta["draft"]
     context, slots = mid_generation(max(map(len, prompts)), new_tokens, largest, compile)
     costs = measure_costs(
         pair, context=context, slots=slots, largest=largest + 1, repetitions=repetitions, compile=compile, seed=seed,
         progress=progress,
     )  # fmt: skip
-    predicted = {gamma: predict(beta, costs, gamma, seed=seed) for gamma in range(1, largest + 1)}
+    predicted = {
+        gamma: predicted_speedup(found.beta["draft"], costs, gamma, seed=seed) for gamma in range(1, largest + 1)
+    }
     best = max(predicted, key=lambda gamma: predicted[gamma].value)
-    alpha = ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]), seed=seed)
-    return Recommendation(best if predicted[best].low > 1 else 0, predicted, alpha, costs)
+    return Recommendation(best if predicted[best].low > 1 else 0, predicted, found.alpha("draft", seed), costs)

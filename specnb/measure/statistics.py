@@ -1,6 +1,7 @@
 """Estimates with an interval and their number of observations, and goodness-of-fit tests.
 
-Tokens of one sequence are not independent, so bootstrap intervals resample whole sequences, not tokens.
+Tokens of one sequence are not independent, so bootstrap intervals resample whole sequences, not
+tokens.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 MIN_EXPECTED = 25.0
-"""`goodness_of_fit` merges cells that expect fewer counts. A test of two cells at level 1e-6 then has a false-alarm
-rate of 7e-6; with the usual minimum of 5 it would be 7e-5."""
+"""`goodness_of_fit` merges cells that expect fewer counts. A test of two cells at level 1e-6 then
+has a false-alarm rate of 7e-6; with the usual minimum of 5 it would be 7e-5."""
 
 BOUNDS = (1e-12, 1e-4)
 """Upper bounds of accumulated rounding errors, in float64 and in float32, with a wide margin."""
@@ -27,8 +28,8 @@ BOUNDS = (1e-12, 1e-4)
 class Estimate(NamedTuple):
     """A value, its 95% interval and the number of observations.
 
-    Printed with as many decimals as give the width of the interval two significant digits, and at most four; more
-    digits than that are noise.
+    Printed with as many decimals as give the width of the interval two significant digits, and at
+    most four; more digits than that are noise.
 
     >>> print(Estimate(0.61234, 0.6, 0.63, 4096))
     0.612 [0.600, 0.630] (n = 4,096)
@@ -72,7 +73,8 @@ def bootstrap_indices(rows: int, resamples: int, seed: int) -> Indices:
 
 
 def interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
-    """The percentile interval: the middle `level` of the bootstrapped `values` lies between the two numbers.
+    """The percentile interval: the middle `level` of the bootstrapped `values` lies between the two
+    numbers.
 
     >>> interval(range(101), level=0.5)
     (25.0, 75.0)
@@ -81,12 +83,14 @@ def interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
     return float(low), float(high)
 
 
-# `scipy.stats.bootstrap` resamples the same rows for the same seed, but its percentile interval differs in the last
-# bit in about half of the cases, which would change committed tables; it also takes two to three times as long.
+# `scipy.stats.bootstrap` resamples the same rows for the same seed, but its percentile interval
+# differs in the last bit in about half of the cases, which would change committed tables; it also
+# takes two to three times as long.
 def bootstrap(
     statistic: Callable[[Indices], ArrayLike], rows: int, resamples: int, seed: int, level: float = 0.95
 ) -> Estimate:
-    """`statistic` of all rows, with a percentile bootstrap interval over rows; n is the number of rows.
+    """`statistic` of all rows, with a percentile bootstrap interval over rows; n is the number of
+    rows.
 
     `statistic` maps row indices `(..., rows)` to values `(...)`.
 
@@ -101,10 +105,12 @@ def bootstrap(
 def ratio_of_sums(
     numerators: ArrayLike, denominators: ArrayLike, level: float = 0.95, resamples: int = 4000, seed: int = 0
 ) -> Estimate:
-    """sum(numerators) / sum(denominators), both `(rows,)`, with a bootstrap interval over independent rows.
+    """sum(numerators) / sum(denominators), both `(rows,)`, with a bootstrap interval over
+    independent rows.
 
-    Gives the mean over all tokens of several sequences: one entry per sequence, its sum and its count.
-    n is the sum of the denominators. Raises `ValueError` for fewer than 8 rows, too few to resample.
+    Gives the mean over all tokens of several sequences: one entry per sequence, its sum and its
+    count. n is the sum of the denominators. Raises `ValueError` for fewer than 8 rows, too few to
+    resample.
 
     >>> ratio_of_sums([3] * 8, [4] * 8)
     Estimate(value=0.75, low=0.75, high=0.75, n=32)
@@ -117,10 +123,11 @@ def ratio_of_sums(
 
 
 def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
-    """median(top) / median(bottom) of times `(repetitions,)`, with a bootstrap interval over repetitions.
+    """median(top) / median(bottom) of times `(repetitions,)`, with a bootstrap interval over
+    repetitions.
 
-    Both times of a repetition are resampled together. n is the number of repetitions. Raises `ValueError` for
-    unequal lengths or fewer than 3 repetitions.
+    Both times of a repetition are resampled together. n is the number of repetitions. Raises
+    `ValueError` for unequal lengths or fewer than 3 repetitions.
 
     >>> ratio_of_medians([2.0, 2.0, 2.0], [1.0, 1.0, 1.0])
     Estimate(value=2.0, low=2.0, high=2.0, n=3)
@@ -145,9 +152,9 @@ def over_rows(
 ) -> Estimate:
     """`statistic` of all rows, with a bootstrap interval over rows; n is the number of rows.
 
-    `statistic` takes the indices `(rows,)` of the rows to use, with repetitions, and returns a number. A difference
-    between two numbers from the same sequences so keeps what they have in common. Raises `ValueError` for fewer
-    than 8 rows, too few to resample.
+    `statistic` takes the indices `(rows,)` of the rows to use, with repetitions, and returns a
+    number. A difference between two numbers from the same sequences so keeps what they have in
+    common. Raises `ValueError` for fewer than 8 rows, too few to resample.
 
     >>> lengths = np.full(8, 5.0)
     >>> over_rows(lambda chosen: lengths[chosen].mean(), rows=8)
@@ -163,7 +170,8 @@ def over_rows(
 
 
 class Fit(NamedTuple):
-    """A goodness-of-fit test: the statistic, its p-value, the observed total variation, and the number of counts."""
+    """A goodness-of-fit test: the statistic, its p-value, the observed total variation, and the
+    number of counts."""
 
     statistic: float
     p_value: float
@@ -172,11 +180,12 @@ class Fit(NamedTuple):
 
 
 def goodness_of_fit(counts: ArrayLike, probs: ArrayLike, fitted: int = 0) -> Fit:
-    """Pearson's chi-square test of `counts` `(k,)` against `probs` `(k,)`, after merging rare cells (`MIN_EXPECTED`).
+    """Pearson's chi-square test of `counts` `(k,)` against `probs` `(k,)`, after merging rare cells
+    (`MIN_EXPECTED`).
 
-    `fitted` is the number of parameters of `probs` that were estimated from the counts. A count in a cell of
-    probability zero has p-value 0. Raises `ValueError` for different lengths, no counts, and `probs` that do not sum
-    to 1.
+    `fitted` is the number of parameters of `probs` that were estimated from the counts. A count in
+    a cell of probability zero has p-value 0. Raises `ValueError` for different lengths, no counts,
+    and `probs` that do not sum to 1.
 
     >>> goodness_of_fit([50, 50], [0.5, 0.5])
     Fit(statistic=0.0, p_value=1.0, total_variation=0.0, n=100)
@@ -200,8 +209,8 @@ def goodness_of_fit(counts: ArrayLike, probs: ArrayLike, fitted: int = 0) -> Fit
 
 
 def merged_cells(expected: Array) -> Indices:
-    """The number of the merged cell of each cell `(cells,)`: in order of what they expect, until each expects
-    `MIN_EXPECTED`.
+    """The number of the merged cell of each cell `(cells,)`: in order of what they expect, until
+    each expects `MIN_EXPECTED`.
 
     >>> merged_cells(np.array([40.0, 10.0, 20.0]))
     array([1, 0, 0])
@@ -218,11 +227,13 @@ def merged_cells(expected: Array) -> Indices:
 
 
 def detectable_total_variation(cells: int, n: int, false_alarm: float, power: float = 0.99) -> float:
-    """The smallest total variation that `goodness_of_fit` detects with probability `power` at that false-alarm rate.
+    """The smallest total variation that `goodness_of_fit` detects with probability `power` at that
+    false-alarm rate.
 
-    Computed for the deviation with the least power: every cell off by the same relative amount, so that the
-    noncentrality is n (2 TV)^2. `cells` counts the cells after merging. Infinite if `n` is too small to detect a total
-    variation of 1. Raises `ValueError` for fewer than 2 cells, n < 1, rates outside (0, 1) and power <= false_alarm.
+    Computed for the deviation with the least power: every cell off by the same relative amount, so
+    that the noncentrality is n (2 TV)^2. `cells` counts the cells after merging. Infinite if `n` is
+    too small to detect a total variation of 1. Raises `ValueError` for fewer than 2 cells, n < 1,
+    rates outside (0, 1) and power <= false_alarm.
 
     >>> round(detectable_total_variation(cells=10, n=100_000, false_alarm=1e-6), 4)
     0.0134
@@ -238,7 +249,8 @@ def detectable_total_variation(cells: int, n: int, false_alarm: float, power: fl
 
 
 def within_chance(deviations: ArrayLike, false_alarm: float) -> bool:
-    """Whether deviations in standard errors are within chance; `false_alarm` is the rate for all of them together.
+    """Whether deviations in standard errors are within chance; `false_alarm` is the rate for all of
+    them together.
 
     >>> within_chance([0.3, -2.1], 1e-6), within_chance([0.3, -7.5], 1e-6)
     (True, False)
@@ -247,7 +259,8 @@ def within_chance(deviations: ArrayLike, false_alarm: float) -> bool:
 
 
 def p_of_all(deviations: ArrayLike) -> float:
-    """The p-value of deviations in standard errors, for all of them together: the smallest of n, times n (Bonferroni).
+    """The p-value of deviations in standard errors, for all of them together: the smallest of n,
+    times n (Bonferroni).
 
     >>> round(p_of_all([0.3, -2.1]), 4), p_of_all([0.3, -0.2])
     (0.0715, 1.0)

@@ -1,7 +1,8 @@
-"""Interleaved timing: what is compared runs in turn, in a new random order in each round; and on which machine.
+"""Interleaved timing: what is compared runs in turn, in a new random order in each round; and on
+which machine.
 
-A machine that slows down for a while then slows down everything that is compared, and ratios of the times of one round
-stay meaningful.
+A machine that slows down for a while then slows down everything that is compared, and ratios of the
+times of one round stay meaningful.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ T = TypeVar("T")
 
 
 class Job(NamedTuple):
-    """What is timed: `run`, `times` times in a row. The functions of `before` are called first and not timed."""
+    """What is timed: `run`, `times` times in a row. The functions of `before` are called first and
+    not timed."""
 
     run: Callable[[], Any]
     before: Sequence[Callable[[], Any]] = ()

@@ -1,1 +1,2 @@
-"""Everything that knows transformers: loading, caches, forward passes, weight layouts, random models."""
+"""Models of transformers: loading, caches, forward passes, weight layouts, random
+models."""

@@ -1,8 +1,9 @@
 """The key-value cache of the decoding loop, from which tokens can be removed.
 
-`RaggedCache` is the decoding loop's: preallocated, every row writes at its own slots, and a mask hides the slots beyond
-its length. Removing tokens needs no operation on the cache: the row's length, a tensor, is reduced, and the removed
-slots stay hidden until they are overwritten.
+`RaggedCache` is the decoding loop's: preallocated, every row writes at its own slots, and a mask
+hides the slots beyond its length. Removing tokens needs no operation on the cache: a row's
+length counts what was emitted (`specnb.decoding.step.State.append`), so rejected tokens lie beyond
+it, hidden until they are overwritten.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, DynamicLayer
 
 SEEN_MULTIPLE = 64
-"""The slots that a pass reads are a multiple of this many, as kernels are prepared for each size."""
+"""The slots that a pass reads are a multiple of this many, as kernels are prepared for each
+size."""
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer, `(batch, heads, capacity, head_dim)`, written at the cache's slots."""
+    """Keys and values of one layer, `(batch, heads, capacity, head_dim)`, written at the cache's
+    slots."""
 
     is_compileable = True
     is_sliding = False
@@ -69,11 +72,12 @@ class RaggedLayer(CacheLayerMixin):
 
 
 class RaggedCache(Cache):
-    """A cache whose rows have different lengths: `write_at` sets the slots of the next tokens of each row.
+    """A cache whose rows have different lengths: `write_at` sets the slots of the next tokens of
+    each row.
 
-    A forward pass reads the first `seen` slots: attention to slots that none of its tokens sees would change nothing
-    and take time. On the CPU `least` says how many they are; on another device, where the host would have to wait to
-    know, and where `shortens` is false, it is all.
+    A forward pass reads the first `seen` slots: attention to slots that none of its tokens sees
+    would change nothing and take time. On the CPU `least` says how many they are; on another
+    device, where the host would have to wait to know, and where `shortens` is false, it is all.
     """
 
     shortens = True
@@ -89,13 +93,15 @@ class RaggedCache(Cache):
         super().__init__(layers=list(self.ragged))
 
     def write_at(self, slots: Tensor, rows: Tensor | None = None, seen: int | None = None) -> None:
-        """The next tokens are written to `slots` `(batch, n)` of all rows, or of `rows` `(batch,)`."""
+        """The next tokens are written to `slots` `(batch, n)` of all rows, or of `rows`
+        `(batch,)`."""
         self.seen = self.capacity if seen is None else seen
         written = torch.arange(len(slots), device=slots.device) if rows is None else rows
         self.rows, self.index = rows, (written[:, None], slots)
 
     def least(self, slots: Tensor, visible: Tensor | None = None) -> int:
-        """How many slots tokens need that see up to their own `slots`, or what is true in `visible` `(.., capacity)`.
+        """How many slots tokens need that see up to their own `slots`, or what is true in `visible`
+        `(.., capacity)`.
 
         >>> RaggedCache(1, capacity=200).least(torch.tensor([70]))
         128
@@ -106,7 +112,8 @@ class RaggedCache(Cache):
         return min(self.capacity, (int(highest) // SEEN_MULTIPLE + 1) * SEEN_MULTIPLE)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copies the entries at slots `source` `(batch, n)` to slots `destination` `(batch, n)` of the same row."""
+        """Copies the entries at slots `source` `(batch, n)` to slots `destination` `(batch, n)` of
+        the same row."""
         every = torch.arange(len(source), device=source.device)[:, None]
         for layer in self.ragged:
             if layer.is_initialized:
@@ -122,7 +129,8 @@ class RaggedCache(Cache):
 
 
 def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
-    """The additive mask `(batch, 1, n, capacity)`: a token at slot s sees the slots up to s, its own included.
+    """The additive mask `(batch, 1, n, capacity)`: a token at slot s sees the slots up to s, its
+    own included.
 
     >>> (ragged_mask(torch.tensor([[1]]), capacity=3, dtype=torch.float32) == 0).tolist()
     [[[[True, True, False]]]]
@@ -131,7 +139,8 @@ def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask `(batch, 1, n, capacity)` to add to attention scores: 0 where `visible` `(batch, n, capacity)` is true.
+    """The mask `(batch, 1, n, capacity)` to add to attention scores: 0 where `visible`
+    `(batch, n, capacity)` is true.
 
     >>> additive_mask(torch.tensor([[[True, False]]]), torch.float32).shape
     torch.Size([1, 1, 1, 2])
@@ -149,7 +158,8 @@ def why_not_croppable(cache: Any, plain: tuple[type, ...] = (DynamicLayer,)) -> 
     if not isinstance(cache, DynamicCache):
         return "it is neither a DynamicCache nor a tuple of per-layer tensors"
     for number, layer in enumerate(cache.layers):
-        # Not `is_croppable`, which is true for subclasses that drop tokens (a window, a convolution) or hold more.
+        # Not `is_croppable`, which is true for subclasses that drop tokens (a window, a
+        # convolution) or hold more.
         if type(layer) not in plain:
             return f"its layer {number} is a {type(layer).__name__}, which is not plain full attention"
     return ""
@@ -164,13 +174,15 @@ def cache_argument(model: PreTrainedModel) -> str:
 
 
 def decoder_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """The configuration of the part of `model` that has a cache: not that of an encoder, or of what reads images."""
+    """The configuration of the part of `model` that has a cache: not that of an encoder, or of what
+    reads images."""
     part = model.get_decoder() if model.config.is_encoder_decoder else model
     return part.config.get_text_config(decoder=True)
 
 
 def cache_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the keys and values of one token, summed over the layers; with an encoder, also of one of its input.
+    """Bytes of the keys and values of one token, summed over the layers; with an encoder, also of
+    one of its input.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> cache_bytes(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))

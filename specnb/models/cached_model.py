@@ -15,13 +15,15 @@ from specnb.models.token_map import TokenMap
 
 
 class CachedModel:
-    """A model with the key-value cache of one batch: runs tokens at given slots and returns the logits there.
+    """A model with the key-value cache of one batch: runs tokens at given slots and returns the
+    logits there.
 
-    A token does not see slots above its own, so a row is cropped by running its next tokens at lower slots.
-    `capacity` is the number of slots of each row. A draft model of another vocabulary than the target's gets a
-    `token_map`: tokens and logits are then the target's.
+    A token does not see slots above its own, so a row is cropped by running its next tokens at
+    lower slots. `capacity` is the number of slots of each row. A draft model of another vocabulary
+    than the target's gets a `token_map`: tokens and logits are then the target's.
 
-    hidden_states  (batch, capacity, width)  what `record_hidden_states` asked for, of the token in each slot, or None
+    hidden_states  (batch, capacity, width)  what `record_hidden_states` asked for, of the token in
+                   each slot, or None
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -38,13 +40,15 @@ class CachedModel:
         self.cache = RaggedCache(self.config.num_hidden_layers, capacity)
         self.cache_argument = cache_argument(model)
         self.window = sliding_window(self.config)
-        self.places: Tensor | None = None  # with a window, the position of what each slot of each row holds
+        # With a window, the position of what each slot of each row holds.
+        self.places: Tensor | None = None
         self.last_position = (context_limit(model) or capacity) - 1
         self.hidden_layers: tuple[int, ...] = ()
         self.hidden_states: Tensor | None = None
 
     def record_hidden_states(self, layers: tuple[int, ...], batch: int) -> None:
-        """Keeps the hidden states of `layers`, concatenated, for each slot of `batch` rows from now on.
+        """Keeps the hidden states of `layers`, concatenated, for each slot of `batch` rows from now
+        on.
 
         Layers are numbered as in `output_hidden_states` of transformers.
         """
@@ -68,11 +72,13 @@ class CachedModel:
         rows: Tensor | None = None,
         seen: int | None = None,
     ) -> Tensor:
-        """Logits `(batch, keep, vocab)` after the last `keep` of `tokens` `(batch, n)`, put at `slots` `(batch, n)`.
+        """Logits `(batch, keep, vocab)` after the last `keep` of `tokens` `(batch, n)`, put at
+        `slots` `(batch, n)`.
 
-        For a tree of tokens, `positions` `(batch, n)` are their positions in their sequences, and `visible`
-        `(batch, n, capacity)` is true for the slots that each token sees, its own included. `rows` `(batch,)` are the
-        cache rows of these tokens, if not all. `seen` is the number of slots that are read, if known.
+        For a tree of tokens, `positions` `(batch, n)` are their positions in their sequences, and
+        `visible` `(batch, n, capacity)` is true for the slots that each token sees, its own
+        included. `rows` `(batch,)` are the cache rows of these tokens, if not all. `seen` is the
+        number of slots that are read, if known.
         """
         self.cache.write_at(slots, rows, self.cache.least(slots, visible) if seen is None else seen)
         positions = slots if positions is None else positions
@@ -84,7 +90,8 @@ class CachedModel:
         with grouped(self.config):
             output = self.model(
                 input_ids=self.own_tokens(tokens),
-                # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
+                # Draft tokens beyond the model's limit are never emitted; they only need a valid
+                # index.
                 position_ids=positions.clamp_max(self.last_position),
                 attention_mask=mask,
                 use_cache=True,
@@ -98,7 +105,8 @@ class CachedModel:
         return self.target_logits(output)
 
     def in_use(self, tokens: Tensor, highest: Tensor) -> Tensor:
-        """`tokens` `(batch, slots)`, cut to the slots that a pass up to `highest` `(batch,)` reads."""
+        """`tokens` `(batch, slots)`, cut to the slots that a pass up to `highest` `(batch,)`
+        reads."""
         seen = self.cache.least(highest)
         return tokens if seen == self.capacity else tokens[:, :seen]
 
@@ -119,11 +127,13 @@ class CachedModel:
             self.run(tokens[:, : longest - 1], slots, keep=1, rows=rows)
 
     def mask(self, slots: Tensor) -> Tensor:
-        """The additive mask `(batch, 1, n, seen)` of tokens at `slots` `(batch, n)` that form a chain."""
+        """The additive mask `(batch, 1, n, seen)` of tokens at `slots` `(batch, n)` that form a
+        chain."""
         return ragged_mask(slots, self.cache.seen, self.model.dtype)
 
     def windowed(self, mask: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor | dict[str, Tensor]:
-        """`mask` as a model with a `window` in some layers takes it: one mask, or one for each type of layer."""
+        """`mask` as a model with a `window` in some layers takes it: one mask, or one for each type
+        of layer."""
         if self.places is None:
             self.places = torch.arange(self.capacity, device=mask.device).repeat(self.cache.batch or len(mask), 1)
         self.places[self.cache.index] = positions
@@ -134,7 +144,8 @@ class CachedModel:
         return {"full_attention": mask, "sliding_attention": near} if several else near
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copies what slots `source` `(batch, n)` hold to slots `destination` `(batch, n)` of the same row."""
+        """Copies what slots `source` `(batch, n)` hold to slots `destination` `(batch, n)` of the
+        same row."""
         self.cache.move(source, destination)
         every = torch.arange(len(source), device=source.device)[:, None]
         for kept in (self.hidden_states, self.places):
@@ -158,10 +169,11 @@ def require_hidden_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> No
 
 
 def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
-    """One forward pass over the prompts `tokens` `(batch, longest)`, all or those in `rows`, without the last token.
+    """One forward pass over the prompts `tokens` `(batch, longest)`, all or those in `rows`,
+    without the last token.
 
-    Rows of smaller `lengths` `(batch,)` also evaluate padding. It lies beyond the row's length, where it is invisible
-    until it is overwritten.
+    Rows of smaller `lengths` `(batch,)` also evaluate padding. It lies beyond the row's length,
+    where it is invisible until it is overwritten.
     """
     if rows is not None:
         runner.cache.batch = len(tokens)

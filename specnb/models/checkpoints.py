@@ -1,7 +1,7 @@
 """The checks of a model's files before and after they are read.
 
-Weights are read from safetensors only: the other formats are pickles, which can execute any code when they are opened.
-This module does not use transformers.
+Weights are read from safetensors only: the other formats are pickles, which can execute any code
+when they are opened. This module does not use transformers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SHARD = re.compile(r"[^/\\]+\.safetensors")
 
 
 def require_safetensors(folder: Path) -> None:
-    """Raises `OSError` unless `folder` has a configuration and only safetensors would be loaded from it."""
+    """Raises `OSError` unless `folder` has a configuration and only safetensors would be loaded
+    from it."""
     config = folder / "config.json"
     if not config.is_file():
         raise FileNotFoundError(f"{str(folder)!r} has no config.json; give the folder that a model was saved to")
@@ -60,7 +61,8 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def require_complete(folder: Path, info: Mapping[str, Iterable[Any]]) -> None:
-    """Raises `ValueError` unless the file's tensors are those of the model, by the loading `info` of transformers.
+    """Raises `ValueError` unless the file's tensors are those of the model, by the loading `info`
+    of transformers.
 
     Tied tensors, such as a tied output layer, may be missing in the file.
 
@@ -94,7 +96,8 @@ def write_checksums(folder: Path) -> None:
 
 
 def require_checksums(folder: Path) -> None:
-    """Raises `OSError` unless every file that `folder`/`CHECKSUMS` names exists and is unchanged."""
+    """Raises `OSError` unless every file that `folder`/`CHECKSUMS` names exists and is
+    unchanged."""
     remedy = "restore it, for example with git checkout, or train the pair again (make models)"
     checksums = folder / CHECKSUMS
     if not checksums.is_file():

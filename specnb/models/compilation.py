@@ -14,17 +14,20 @@ from torch._inductor.cpp_builder import get_cpp_compiler
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 AUTOTUNED = torch.float32
-"""For weights in float32 the compiler's own kernels, timed against MKL's, make a forward pass 2 to 3 times as fast. In
-bfloat16 oneDNN's are faster, by 0 to 40%, than what wins a comparison with weights that are still in the caches."""
-CALLS_BEFORE_CAPTURE = 3  # the first calls set up libraries and compile, which a graph cannot contain
+"""For weights in float32 the compiler's own kernels, timed against MKL's, make a forward pass 2 to
+3 times as fast. In bfloat16 oneDNN's are faster, by 0 to 40%, than what wins a comparison with
+weights that are still in the caches."""
+# The first calls set up libraries and compile, which a graph cannot contain.
+CALLS_BEFORE_CAPTURE = 3
 
 
 class Compiled:
     """A function of tensors that is compiled once for each combination of their shapes and strides.
 
-    Compiled code is also cached on disk. Everything else that the function reads must not change: weights of models
-    become constants, and nothing is checked. It may change tensors in place, but not their shapes. With `growing`, the
-    second dimension of the first tensor may have any size, with one compilation. `dtype` is that of the weights.
+    Compiled code is also cached on disk. Everything else that the function reads must not change:
+    weights of models become constants, and nothing is checked. It may change tensors in place, but
+    not their shapes. With `growing`, the second dimension of the first tensor may have any size,
+    with one compilation. `dtype` is that of the weights.
 
     Raises `RuntimeError` at the first call where there is no C++ compiler.
     """
@@ -43,7 +46,8 @@ class Compiled:
             if self.growing and on_host:
                 torch._dynamo.mark_dynamic(tensors[0], 1)
             self.ready[layout] = self._for_this_layout(on_host)
-            # Weights become constants in the processor's preferred layout; a GPU would keep them twice.
+            # Weights become constants in the processor's preferred layout; a GPU would keep them
+            # twice.
             with inductor.patch(freezing=on_host), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # warnings inside the compiler
                 return self.ready[layout](*tensors)
@@ -66,10 +70,12 @@ class Compiled:
 
 
 class Captured:
-    """A function of CUDA tensors that is captured as a graph at its first call and replayed at every later one.
+    """A function of CUDA tensors that is captured as a graph at its first call and replayed at
+    every later one.
 
-    The first call executes the function several times, so what it changes in place must allow that. Later calls copy
-    their arguments into the first call's inputs, and return the tensors that the first call returned.
+    The first call executes the function several times, so what it changes in place must allow that.
+    Later calls copy their arguments into the first call's inputs, and return the tensors that the
+    first call returned.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -99,7 +105,8 @@ class Captured:
 
 
 def require_compiler() -> None:
-    """Raises `RuntimeError`, with the remedy, where there is no C++ compiler, or a space in a path that it gets."""
+    """Raises `RuntimeError`, with the remedy, where there is no C++ compiler, or a space in a path
+    that it gets."""
     try:
         get_cpp_compiler()
     except Exception as error:

@@ -1,9 +1,9 @@
 """Models in GGUF files.
 
-A GGUF file holds weights of 4 to 8 bits, the tokenizer and the chat template. It is converted once, by transformers
-with the `gguf` package, to a folder of safetensors in the user's cache, which loads like any other. What is decoded
-then is the dequantised model: these weights define its distribution, whatever the arithmetic of other engines on the
-same file.
+A GGUF file holds weights of 4 to 8 bits, the tokenizer and the chat template. It is converted once,
+by transformers with the `gguf` package, to a folder of safetensors in the user's cache, which loads
+like any other. What is decoded then is the dequantised model: these weights define its
+distribution, whatever the arithmetic of other engines on the same file.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ NEEDED = ("gguf", "accelerate")
 
 
 def cache_folder() -> Path:
-    """Where converted models are kept: `$SPECNB_CACHE`, else `specnb` in the user's cache folder."""
+    """Where converted models are kept: `$SPECNB_CACHE`, else `specnb` in the user's cache
+    folder."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Path(os.environ.get("SPECNB_CACHE") or base / "specnb")
 
 
 def converted(file: Path, sha256: str | None = None) -> Path:
-    """The folder of safetensors that the GGUF `file` is converted to, in the user's cache; made once for each content.
+    """The folder of safetensors that the GGUF `file` is converted to, in the user's cache; made
+    once for each content.
 
-    Raises `OSError` if the file cannot be read, its SHA-256 is not `sha256` or there is no room for what it becomes,
-    `ValueError` if it lacks tensors or has another architecture than Llama's or Gemma 3's, `ImportError` without the
-    packages that read GGUF files. Nothing half-written stays.
+    Raises `OSError` if the file cannot be read, its SHA-256 is not `sha256` or there is no room for
+    what it becomes, `ValueError` if it lacks tensors or has another architecture than Llama's or
+    Gemma 3's, `ImportError` without the packages that read GGUF files. Nothing half-written stays.
 
     >>> converted(Path("model.gguf"))
     Traceback (most recent call last):
@@ -79,9 +81,11 @@ def require_packages() -> None:
 
 
 def _convert(file: Path, folder: Path) -> None:
-    """Dequantises `file` into `folder`, in float32: products of its scales and integers are not exact in 16 bits."""
+    """Dequantises `file` into `folder`, in float32: products of its scales and integers are not
+    exact in 16 bits."""
     model, tokenizer = _read(file)
-    # transformers saves no model that it takes for a quantised one; its weights in a plain model of the same shape are.
+    # transformers saves no model that it takes for a quantised one; its weights in a plain model of
+    # the same shape are.
     del model.config.quantization_config
     with torch.device("meta"):
         plain = type(model)(model.config)
@@ -115,7 +119,8 @@ def _read(file: Path) -> tuple[Any, Any]:
         loaded: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32, output_loading_info=True)
         tokenizer = AutoTokenizer.from_pretrained(**where)
     model, info = loaded
-    if len(blocks) != config.num_hidden_layers:  # of those beyond the header's number nothing is said
+    # Of those beyond the header's number nothing is said.
+    if len(blocks) != config.num_hidden_layers:
         raise ValueError(
             f"{str(file)!r} holds {len(blocks)} layers, and its header says {config.num_hidden_layers}; get it again"
         )
@@ -125,7 +130,8 @@ def _read(file: Path) -> tuple[Any, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without progress bars of transformers, and without its report on unsuitable tensors, which are errors here."""
+    """Without progress bars of transformers, and without its report on unsuitable tensors, which
+    are errors here."""
     shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
     logging.set_verbosity_error()
@@ -139,7 +145,8 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _as_os_error(file: Path) -> Iterator[None]:
-    """Whatever the readers raise for bytes that are no GGUF file, or a part of one, is one `OSError`."""
+    """Whatever the readers raise for bytes that are no GGUF file, or a part of one, is one
+    `OSError`."""
     try:
         yield
     except (ImportError, MemoryError):

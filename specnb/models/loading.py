@@ -1,9 +1,10 @@
 """Load a model or a pair of models of transformers.
 
-Weights are read from safetensors only, and code that comes with a checkpoint is never executed. In float64 a Llama
-model computes in float64 from end to end: transformers computes its norms and rotary angles in float32 even then, and a
-sum in another order, as on another processor, changes logits by 1e-6. With these two steps in float64 it changes them
-by 1e-14, so every processor generates the same sequences and prints the same digits.
+Weights are read from safetensors only, and code that comes with a checkpoint is never executed. In
+float64 a Llama model computes in float64 from end to end: transformers computes its norms and
+rotary angles in float32 even then, and a sum in another order, as on another processor, changes
+logits by 1e-6. With these two steps in float64 it changes them by 1e-14, so every processor
+generates the same sequences and prints the same digits.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def shipped_folder(in_wheel: str, in_checkout: str) -> Path:
-    """The folder of weights that come with this package: in an installed wheel, or in data/ of a checkout."""
+    """The folder of weights that come with this package: in an installed wheel, or in data/ of a
+    checkout."""
     installed = _PACKAGE / in_wheel
     return installed if installed.is_dir() else _PACKAGE.parent / "data" / in_checkout
 
 
 TRAINED_PAIR = shipped_folder("_pair", "pair")
-"""The folder of the pair of models that this project trained: in an installed wheel, or in a checkout."""
+"""The folder of the pair of models that this project trained: in an installed wheel, or in a
+checkout."""
 
 FASTEST, CANDIDATES = "fastest", (torch.float32, torch.bfloat16)
 ROUNDS = 5  # of timing; the least time of each counts
@@ -64,7 +67,8 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
 
     def encode(self, text: str) -> list[int]:
-        """The prompt of `text`: its tokens, after the begin-of-sequence token if the tokenizer has one."""
+        """The prompt of `text`: its tokens, after the begin-of-sequence token if the tokenizer has
+        one."""
         begin, tokens = self.tokenizer.bos_token_id, self.tokenizer.encode(text, add_special_tokens=False)
         return ([] if begin is None else [begin]) + list(tokens)
 
@@ -76,23 +80,26 @@ def load_pair(
     dtype: torch.dtype | str = torch.float32,
     packed: bool = True,
 ) -> Pair:
-    """The pair that this project trained, or any two models by folder or by name on the Hugging Face hub.
+    """The pair that this project trained, or any two models by folder or by name on the Hugging
+    Face hub.
 
-    Both need equal tokenizers, a folder without one takes the other's; embeddings may be padded to different sizes.
-    `dtype` is one of `DTYPES`, or its name; or "fastest": float32 or bfloat16, whichever the target needs less time for
-    a token in, on this machine. That takes some seconds and, meanwhile, the memory of both; `pair.target.dtype` says
-    what was chosen.
+    Both need equal tokenizers, a folder without one takes the other's; embeddings may be padded to
+    different sizes. `dtype` is one of `DTYPES`, or its name; or "fastest": float32 or bfloat16,
+    whichever the target needs less time for a token in, on this machine. That takes some seconds
+    and, meanwhile, the memory of both; `pair.target.dtype` says what was chosen.
 
-    `packed` also keeps copies of weights in other layouts where these are faster on this machine, which is measured in
-    a fraction of a second per model (`specnb.models.packing.pack`); the weights then take up to three times the memory.
-    On other devices and in float64 it does nothing. In float32 the last bits of the logits depend on that measurement
-    and on the number of rows; for results that must not, use float64, in which every processor generates the same
-    sequences, or `packed=False`, the weights as saved.
+    `packed` also keeps copies of weights in other layouts where these are faster on this machine,
+    which is measured in a fraction of a second per model (`specnb.models.packing.pack`); the
+    weights then take up to three times the memory. On other devices and in float64 it does nothing.
+    In float32 the last bits of the logits depend on that measurement and on the number of rows; for
+    results that must not, use float64, in which every processor generates the same sequences, or
+    `packed=False`, the weights as saved.
 
-    Raises `OSError` if there is no such model, its weights are not safetensors, there is no tokenizer, or a file of the
-    trained pair is not the committed one; `ValueError` for a target without a draft, for a device that is not there and
-    another dtype, if the tensors of a file are not those of the model, if a number in them or in the configuration is
-    not finite, or if the tokenizers differ, with the first token that does.
+    Raises `OSError` if there is no such model, its weights are not safetensors, there is no
+    tokenizer, or a file of the trained pair is not the committed one; `ValueError` for a target
+    without a draft, for a device that is not there and another dtype, if the tensors of a file are
+    not those of the model, if a number in them or in the configuration is not finite, or if the
+    tokenizers differ, with the first token that does.
 
     >>> pair = load_pair()  # doctest: +SKIP
     >>> pair.tokenizer.decode(pair.encode("To be"))  # doctest: +SKIP
@@ -138,7 +145,8 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _require_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
-    """Raises `ValueError`, with the first token that has not the same number in both vocabularies."""
+    """Raises `ValueError`, with the first token that has not the same number in both
+    vocabularies."""
     differing = [(number, token) for token, number in target.items() ^ draft.items()]
     if differing:
         _, token = min(differing)
@@ -153,7 +161,8 @@ def _require_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
 def load_model(
     name: str | Path, device: str = "cpu", dtype: torch.dtype | str = torch.float32, packed: bool = True
 ) -> PreTrainedModel:
-    """One model, by its folder or its name on the Hugging Face hub; arguments and errors as in `load_pair`.
+    """One model, by its folder or its name on the Hugging Face hub; arguments and errors as in
+    `load_pair`.
 
     >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
     """
@@ -194,7 +203,8 @@ def _checked_folder(name: str | Path) -> Path:
 
 
 def folder_of(name: str | Path) -> Path:
-    """The folder of the model `name`: that folder, or the local copy of the model of that name on the Hugging Face hub.
+    """The folder of the model `name`: that folder, or the local copy of the model of that name on
+    the Hugging Face hub.
 
     A path ending in `.gguf` is converted (`specnb.models.gguf`).
 
@@ -269,9 +279,11 @@ def _load(folder: Path, device: str, dtype: torch.dtype | str, packed: bool) -> 
 
 
 def _require_finite(folder: Path, model: PreTrainedModel) -> None:
-    """Raises `ValueError` for weights, or frequencies of rotary positions, that are NaN or infinite.
+    """Raises `ValueError` for weights, or frequencies of rotary positions, that are NaN or
+    infinite.
 
-    The logits may be finite in spite of them: torch's attention takes scores of NaN for masked ones and returns zeros.
+    The logits may be finite in spite of them: torch's attention takes scores of NaN for masked ones
+    and returns zeros.
     """
     weights = dict(model.named_parameters())
     frequencies = {name: values for name, values in model.named_buffers() if name.endswith("inv_freq")}
@@ -289,7 +301,8 @@ class DoubleRotary(LlamaRotaryEmbedding):
 
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Both `(batch, n, head_dim)` for `position_ids` `(batch, n)`, with the device and dtype of `x`.
+        """Both `(batch, n, head_dim)` for `position_ids` `(batch, n)`, with the device and dtype of
+        `x`.
 
         A copy of the model may have been converted to another dtype since.
         """

@@ -1,10 +1,11 @@
 """Linear layers that use, on a CPU, the product that is fastest there, with the same weights.
 
-With the usual product a forward pass over five tokens can take three times as long as over one, which leaves nothing
-to gain from speculation. Which is faster differs between processors, dtypes, shapes and numbers of rows, by factors in
-all directions, so four are timed with the model's own weights: the usual one, with the weight as saved, `(out, in)`;
-the same with a transposed copy; the weight times the transposed states (swapped); and oneDNN's, with a packed copy.
-Compiled code uses the weight as saved, whose layout the compiler chooses: with packed ones it failed or was slower.
+With the usual product a forward pass over five tokens can take three times as long as over one,
+which leaves nothing to gain from speculation. Which is faster differs between processors, dtypes,
+shapes and numbers of rows, by factors in all directions, so four are timed with the model's own
+weights: the usual one, with the weight as saved, `(out, in)`; the same with a transposed copy; the
+weight times the transposed states (swapped); and oneDNN's, with a packed copy. Compiled code uses
+the weight as saved, whose layout the compiler chooses: with packed ones it failed or was slower.
 """
 
 from __future__ import annotations
@@ -28,18 +29,23 @@ TRANSPOSED, PACKED = 1, 3  # the second and the last of the four products
 TIMED = 8  # layers of a shape that are timed, of which the others take the same product
 ROWS = (1, 2, 5, 16)  # of the states that are timed; a choice holds from that number of rows on
 MARGIN = 0.95  # another product is used if it takes less than this fraction of the usual one's time
-LEAST, ROUNDS, SECONDS = 3, 9, 0.3  # rounds of timing; after the least number, none begins later than that,
-BUSY = 2.0  # and after the first none begins later than so many seconds, as where other programs use the processor
+# Rounds of timing; after the least number, none begins later than that,.
+LEAST, ROUNDS, SECONDS = 3, 9, 0.3
+# And after the first none begins later than so many seconds, as where other programs use the
+# processor.
+BUSY = 2.0
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
 packed_linear = torch.ops.mkldnn._linear_pointwise.default
 
 
 class PackedLinear(nn.Linear):
-    """`layer` with the same parameter objects, and `products` for 1, 2, ... rows; the last holds for more.
+    """`layer` with the same parameter objects, and `products` for 1, 2, ... rows; the last holds
+    for more.
 
-    Products round differently, so in float32 the last bits of a result depend on the number of rows, as they do in
-    `torch.nn.Linear`. A layer that is copied, or moved to another dtype or device, uses the usual product again.
+    Products round differently, so in float32 the last bits of a result depend on the number of
+    rows, as they do in `torch.nn.Linear`. A layer that is copied, or moved to another dtype or
+    device, uses the usual product again.
     """
 
     products: list[Product]
@@ -51,7 +57,8 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         products = self.products
-        # The compiler finds the fastest layout of a weight as saved, and a copy would give the weight no gradient.
+        # The compiler finds the fastest layout of a weight as saved, and a copy would give the
+        # weight no gradient.
         if torch.compiler.is_compiling() or not products or torch.is_grad_enabled():
             return linear(input, self.weight, self.bias)
         rows = input.numel() // self.in_features
@@ -88,11 +95,13 @@ class PackedLinear(nn.Linear):
 
 @torch.no_grad()
 def pack(model: Module) -> Module:
-    """`model`, changed in place: its linear layers use another product where that is faster on this CPU.
+    """`model`, changed in place: its linear layers use another product where that is faster on this
+    CPU.
 
-    Passes over eight layers of each shape are timed for 0.3 seconds, or three times if that takes longer. A layer
-    keeps up to two copies of its weight. Nothing changes on other devices, in other dtypes than float32 and bfloat16,
-    without oneDNN, and where memory is short. Pack again after weights were changed, or with another number of threads.
+    Passes over eight layers of each shape are timed for 0.3 seconds, or three times if that takes
+    longer. A layer keeps up to two copies of its weight. Nothing changes on other devices, in other
+    dtypes than float32 and bfloat16, without oneDNN, and where memory is short. Pack again after
+    weights were changed, or with another number of threads.
 
     >>> pack(nn.Linear(8, 8))
     Linear(in_features=8, out_features=8, bias=True)
@@ -137,15 +146,18 @@ def _can_be_packed(weight: Tensor) -> bool:
 
 
 def least_seconds(weights: Sequence[Tensor], products: Sequence[Sequence[Product]]) -> Array:
-    """The least seconds `(weights, products, ROWS)`, of several passes over all weights, as a model makes them."""
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter  # without other programs' time
+    """The least seconds `(weights, products, ROWS)`, of several passes over all weights, as a model
+    makes them."""
+    # Without other programs' time.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     least = np.full((len(weights), PACKED + 1, len(ROWS)), np.inf)
     start = clock()
     for number in range(ROUNDS):
         if number and clock() > start + (SECONDS if number >= LEAST else BUSY):
             break
         for at in range(PACKED + 1):
-            for column in reversed(range(len(ROWS))):  # most rows first, while these copies are not in the caches
+            # Most rows first, while these copies are not in the caches.
+            for column in reversed(range(len(ROWS))):
                 for weight, own, best in zip(weights, products, least[:, at], strict=True):
                     states = weight.new_ones(1, ROWS[column], weight.shape[1])
                     began = clock()
@@ -155,7 +167,8 @@ def least_seconds(weights: Sequence[Tensor], products: Sequence[Sequence[Product
 
 
 def fastest(seconds: Array) -> list[int]:
-    """For 1, 2, ... rows, the product with the least `seconds` `(products, ROWS)`; all but the usual need `MARGIN`.
+    """For 1, 2, ... rows, the product with the least `seconds` `(products, ROWS)`; all but the
+    usual need `MARGIN`.
 
     >>> seconds = [[1.0, 1.0, 3.0, 9.0], [0.8, 2.0, 2.0, 8.0], [0.9, 0.9, 2.0, 7.0], [0.9, 3.0, 1.0, 6.0]]
     >>> fastest(np.array(seconds))[:5]

@@ -1,12 +1,14 @@
 """Whether a model, run as the decoding loop runs it, gives its own distributions.
 
-The loop keeps tokens in a cache with spare slots, gives every row its own positions, and hides slots by a mask. A model
-may compute a mask from the length of the cache, count positions in another way, or leave the mask out; it would be
-decoded from wrong distributions without an error. So a few tokens are run through the loop's cache, slots and mask, in
-pieces and in rows of different lengths, and compared with forward passes of the model alone. A model that differs is
-refused. The result is kept with the model.
+The loop keeps tokens in a cache with spare slots, gives every row its own positions, and hides
+slots by a mask. A model may compute a mask from the length of the cache, count positions in another
+way, or leave the mask out; it would be decoded from wrong distributions without an error. So a few
+tokens are run through the loop's cache, slots and mask, in pieces and in rows of different lengths,
+and compared with forward passes of the model alone. A model that differs is refused. The result is
+kept with the model.
 
-A draft model needs no probe: whatever distribution a token was sampled from, the rule makes it exact.
+A draft model needs no probe: whatever distribution a token was sampled from, the rule makes it
+exact.
 """
 
 from __future__ import annotations
@@ -31,23 +33,26 @@ HALF = 3  # tokens of a sequence before the pass that is compared, and in it
 NARROW = 3  # the window while the probe runs, where the model's is too long for it
 PROBED_ROWS = 2
 LARGEST_ROUNDED = 1024
-"""Up to so many slots the probe has the next power of two, so that one probe serves many lengths of prompts."""
+"""Up to so many slots the probe has the next power of two, so that one probe serves many lengths of
+prompts."""
 LOWEST, ROUNDINGS = 1e-4, 16
-"""A mean total variation up to `LOWEST` is rounding; in 16 bits, where a copy in float32 has no room, up to so many
-times the precision of the dtype."""
+"""A mean total variation up to `LOWEST` is rounding; in 16 bits, where a copy in float32 has no
+room, up to so many times the precision of the dtype."""
 
 _agreed: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], list[int]]] = WeakKeyDictionary()
 
 
 class Difference(NamedTuple):
-    """The mean total variation between the distributions in the loop and the model's own, and how much is rounding."""
+    """The mean total variation between the distributions in the loop and the model's own, and how
+    much is rounding."""
 
     found: float
     allowed: float
 
 
 def require_agreement(model: PreTrainedModel, slots: int, tree: bool = False) -> None:
-    """Raises `TypeError`, with the difference and a likely reason, for a model that the loop would run wrongly.
+    """Raises `TypeError`, with the difference and a likely reason, for a model that the loop would
+    run wrongly.
 
     `slots` are those of each row; `tree` asks for trees of draft tokens, too.
 
@@ -69,11 +74,13 @@ def require_agreement(model: PreTrainedModel, slots: int, tree: bool = False) ->
 
 
 def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, Difference]:
-    """Prints whether `model` can be decoded exactly; returns the difference found for a chain and for a tree.
+    """Prints whether `model` can be decoded exactly; returns the difference found for a chain and
+    for a tree.
 
-    It is the mean total variation between the model's own next-token distributions and those in the decoding loop, over
-    the tokens of a short probe in rows with `slots` (by default 512, or the model's limit). `generate` and
-    `beam_search` make the same comparison before the first step. Raises `TypeError` for a model that cannot be run.
+    It is the mean total variation between the model's own next-token distributions and those in the
+    decoding loop, over the tokens of a short probe in rows with `slots` (by default 512, or the
+    model's limit). `generate` and `beam_search` make the same comparison before the first step.
+    Raises `TypeError` for a model that cannot be run.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float64)
@@ -95,13 +102,15 @@ def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, D
 
 
 def difference_from_itself(model: PreTrainedModel, slots: int, kind: str = "chain") -> Difference:
-    """How far the distributions in the loop's cache are from those of the model alone, over a "chain" or a "tree".
+    """How far the distributions in the loop's cache are from those of the model alone, over a
+    "chain" or a "tree".
 
-    Where a model in 16 bits differs, a copy in float32 decides, if there is memory for it: rounding in 16 bits is as
-    large as what some models do wrongly. NaN is no difference; the loop reports it. Raises `TypeError` if the model
-    fails in the cache.
+    Where a model in 16 bits differs, a copy in float32 decides, if there is memory for it: rounding
+    in 16 bits is as large as what some models do wrongly. NaN is no difference; the loop reports
+    it. Raises `TypeError` if the model fails in the cache.
     """
-    sizes = {min(slots, SEEN_MULTIPLE), slots}  # the fewest and the most that a pass of the loop reads
+    # The fewest and the most that a pass of the loop reads.
+    sizes = {min(slots, SEEN_MULTIPLE), slots}
     difference = max(mean_difference(*_compared(model, size, kind)) for size in sizes)
     if not difference > LOWEST or torch.finfo(model.dtype).bits > 16:
         return Difference(difference, LOWEST)
@@ -124,13 +133,15 @@ def _copy_fits(model: PreTrainedModel) -> bool:
 
 
 def _as_with(model: PreTrainedModel, slots: int, others: int, kind: str) -> bool:
-    """Whether the distributions with `slots` are those with `others`: spare slots have no influence."""
+    """Whether the distributions with `slots` are those with `others`: spare slots have no
+    influence."""
     logits = [_compared(model, number, kind)[0] for number in (slots, others)]
     return mean_difference(*logits) <= LOWEST
 
 
 def mean_difference(first: Tensor, second: Tensor) -> float:
-    """The mean total variation between the distributions of two tensors of logits `(..., vocab)`."""
+    """The mean total variation between the distributions of two tensors of logits
+    `(..., vocab)`."""
     return float(total_variation(probabilities(first), probabilities(second)).mean())
 
 
@@ -151,7 +162,8 @@ def probabilities(logits: Tensor) -> Tensor:
 
 
 def probe_tokens(model: PreTrainedModel, length: int) -> Tensor:
-    """Two sequences `(2, length)` without tokens that the configuration names, such as padding and images."""
+    """Two sequences `(2, length)` without tokens that the configuration names, such as padding and
+    images."""
     settings = model.config.to_dict() | model.config.get_text_config().to_dict()
     named = {number for name, number in settings.items() if name.endswith(("_token_id", "_token_index"))
              and isinstance(number, int)}  # fmt: skip
@@ -179,7 +191,8 @@ def failing_clearly(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _narrow_window(model: PreTrainedModel, length: int) -> Iterator[None]:
-    """A window that is no shorter than the probe is `NARROW` inside, so that the probe reaches across it."""
+    """A window that is no shorter than the probe is `NARROW` inside, so that the probe reaches
+    across it."""
     config = decoder_config(model)
     kept = sliding_window(config)
     if kept < length:
@@ -203,7 +216,8 @@ def _seeing_all(model: PreTrainedModel, slots: int) -> CachedModel:
 
 
 def _chain(model: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> tuple[Tensor, Tensor]:
-    """Logits in rows of different lengths, after a prompt pass that also saw tokens beyond the shorter row."""
+    """Logits in rows of different lengths, after a prompt pass that also saw tokens beyond the
+    shorter row."""
     lengths = torch.tensor([half + 1, max(half - 1, 1)], device=tokens.device)
     at = lengths[:, None] - 1 + torch.arange(half, device=tokens.device)
     runner = _seeing_all(model, max(slots, 2 * half))

@@ -1,4 +1,5 @@
-"""Models of a given shape with random weights: for examples, tests, and times that do not depend on what is learnt."""
+"""Models of a given shape with random weights: for examples, tests, and times that do not depend on
+what is learnt."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def vocabulary(model: PreTrainedModel) -> int:
-    """The number of tokens that `model` has, those included that only pad its embedding to a round size."""
+    """The number of tokens that `model` has, those included that only pad its embedding to a round
+    size."""
     return int(model.config.get_text_config().vocab_size)
 
 
@@ -35,7 +36,8 @@ def require_whole_head(model: PreTrainedModel) -> None:
 
 
 def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: int) -> None:
-    """Raises `ValueError` unless a drafter, named `drafter`, proposes as many tokens as the target has."""
+    """Raises `ValueError` unless a drafter, named `drafter`, proposes as many tokens as the target
+    has."""
     vocab = vocabulary(target)
     if vocab != draft_vocab:
         raise ValueError(
@@ -70,7 +72,8 @@ def require_supported(model: PreTrainedModel) -> None:
     attention = config._attn_implementation
     if attention not in ("eager", "sdpa"):
         raise TypeError(f"{name} runs {attention} attention; load it with attn_implementation='sdpa' or 'eager'")
-    # The loop keeps what a window leaves behind, and masks it. A chunk has the cache of a window, and another mask.
+    # The loop keeps what a window leaves behind, and masks it. A chunk has the cache of a window,
+    # and another mask.
     chunked = getattr(config, "attention_chunk_size", None) is not None
     plain = (DynamicLayer,) if chunked else (DynamicLayer, DynamicSlidingWindowLayer)
     reason = why_not_croppable(DynamicCache(config=model.config), plain)
@@ -79,14 +82,16 @@ def require_supported(model: PreTrainedModel) -> None:
 
 
 def sliding_window(config: PreTrainedConfig) -> int:
-    """How many tokens, its own included, a token sees in the layers with a window; 0 if there are none."""
+    """How many tokens, its own included, a token sees in the layers with a window; 0 if there are
+    none."""
     layers = DynamicCache(config=config).layers
     windows = (layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else 0 for layer in layers)
     return max(windows, default=0)
 
 
 def context_limit(model: PreTrainedModel) -> int | None:
-    """The largest number of tokens that `model` has positions for; None if its configuration states no limit.
+    """The largest number of tokens that `model` has positions for; None if its configuration states
+    no limit.
 
     >>> import torch
     >>> from specnb.models.shapes import Shape, empty_model

@@ -1,8 +1,9 @@
-"""A draft model brought to the target's vocabulary: its input from the target's tokens, its logits to them.
+"""A draft model brought to the target's vocabulary: its input from the target's tokens, its logits
+to them.
 
-Models of one family share a tokenizer and differ in the sizes of their embeddings, which are padded (Qwen2.5: 151,936
-and 152,064). Others keep a part of the tokens only, to save the output head's time, and come with a map from their
-tokens to the target's (d2t of EAGLE-3, VocabTrim).
+Models of one family share a tokenizer and differ in the sizes of their embeddings, which are padded
+(Qwen2.5: 151,936 and 152,064). Others keep a part of the tokens only, to save the output head's
+time, and come with a map from their tokens to the target's (d2t of EAGLE-3, VocabTrim).
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from specnb.number_checks import require_whole, shown, whole_numbers
 
 
 class TokenMap:
-    """Maps between a target's `vocab` tokens and those of `model`, whose logit number i is of the target's `tokens[i]`.
+    """Maps between a target's `vocab` tokens and those of `model`, whose logit number i is of the
+    target's `tokens[i]`.
 
-    Where `tokens` has -1, the target has no such token. None: both number their tokens alike, and either may have more
-    than the other. Logits become those of the target's tokens, -inf where the model has none: so the distribution that
-    a drafter makes of them, and samples from, is the model's restricted to the target's tokens.
+    Where `tokens` has -1, the target has no such token. None: both number their tokens alike, and
+    either may have more than the other. Logits become those of the target's tokens, -inf where the
+    model has none: so the distribution that a drafter makes of them, and samples from, is the
+    model's restricted to the target's tokens.
 
-    A model with as many logits as embeddings reads tokens in its own numbering, one with fewer logits in the target's.
-    It is given its token 0 in place of a token that it does not have; the draft is worse then, and no less exact.
+    A model with as many logits as embeddings reads tokens in its own numbering, one with fewer
+    logits in the target's. It is given its token 0 in place of a token that it does not have; the
+    draft is worse then, and no less exact.
 
-    Raises `TypeError` for tokens that are no list of whole numbers; `ValueError` unless they are as many as the model
-    has logits, each once, from -1 to `vocab` - 1.
+    Raises `TypeError` for tokens that are no list of whole numbers; `ValueError` unless they are as
+    many as the model has logits, each once, from -1 to `vocab` - 1.
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=3, context=64, device="cpu", dtype=torch.float32)
@@ -66,7 +70,8 @@ class TokenMap:
         return tokens if self.same_inputs else self.own_number[tokens]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """The logits `(..., vocab)` of the target's tokens, from the model's own `(..., number of logits)`."""
+        """The logits `(..., vocab)` of the target's tokens, from the model's own
+        `(..., number of logits)`."""
         if self.same_logits:
             return logits
         return logits.index_select(-1, self.number).masked_fill(self.missing, float("-inf"))

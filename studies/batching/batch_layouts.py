@@ -1,12 +1,15 @@
-"""Three cache layouts for a batch whose rows accept different numbers of draft tokens, behind one interface.
+"""Three cache layouts for a batch whose rows accept different numbers of draft tokens, behind one
+interface.
 
     padding   `PaddedBatch`: rows end together; padding on the left of the shorter ones is masked
-    packing   `PackedBatch`: all rows lie one after the other in a single row; a token sees its own sequence only
+    packing   `PackedBatch`: all rows lie one after the other in a single row; a token sees its own
+              sequence only
     pointers  `MaskedBatch`: nothing moves; each row has a length, and slots behind it are masked
               (`specnb.models.cache.RaggedCache`)
 
-Each holds all tokens of each row but the newest. In each, a token sees the entries of its own sequence at positions up
-to its own. `generate` is one readable loop for all three; `specnb.decoding.generate` is the fast one.
+Each holds all tokens of each row but the newest. In each, a token sees the entries of its own
+sequence at positions up to its own. `generate` is one readable loop for all three;
+`specnb.decoding.generate` is the fast one.
 """
 
 from __future__ import annotations
@@ -32,12 +35,14 @@ Sequences = Sequence[Sequence[int]]
 
 
 class Rows(Protocol):
-    """A model with the cache of a batch; `lengths` `(batch,)` is the number of tokens of each sequence in it."""
+    """A model with the cache of a batch; `lengths` `(batch,)` is the number of tokens of each
+    sequence in it."""
 
     lengths: Tensor
 
     def run(self, tokens: Tensor) -> Tensor:
-        """Appends `tokens` `(batch, n)` to the sequences; returns the logits `(batch, n, vocab)` at them."""
+        """Appends `tokens` `(batch, n)` to the sequences; returns the logits `(batch, n, vocab)` at
+        them."""
 
     def crop(self, counts: Tensor) -> None:
         """Removes the last `counts` `(batch,)` tokens of each sequence."""
@@ -47,11 +52,13 @@ class Rows(Protocol):
 
 
 Layout = Callable[[PreTrainedModel, Sequences, int], Rows]
-"""Makes a batch from a model, the sequences to begin with, and the largest number of tokens that one will have."""
+"""Makes a batch from a model, the sequences to begin with, and the largest number of tokens that
+one will have."""
 
 
 class CompactedBatch:
-    """What padding and packing share: a `DynamicCache`, and the sequence and position of each of its entries.
+    """What padding and packing share: a `DynamicCache`, and the sequence and position of each of
+    its entries.
 
     owners     (rows of the cache, width)  the number of the sequence that an entry belongs to
     positions  (rows of the cache, width)  its position there; negative for padding
@@ -73,7 +80,8 @@ class CompactedBatch:
         raise NotImplementedError
 
     def append(self, tokens: Tensor, owners: Tensor, positions: Tensor) -> Tensor:
-        """Logits of one forward pass over `tokens`; all arguments have the shape `(rows of the cache, n)`."""
+        """Logits of one forward pass over `tokens`; all arguments have the shape
+        `(rows of the cache, n)`."""
         self.owners = torch.cat([self.owners, owners], dim=1)
         self.positions = torch.cat([self.positions, positions], dim=1)
         visible = self.is_visible(
@@ -125,7 +133,8 @@ class PaddedBatch(CompactedBatch):
         return self.append(tokens, torch.zeros_like(positions), positions)
 
     def crop(self, counts: Tensor) -> None:
-        """Shifts each row right so that all end together again, and drops columns that hold padding only."""
+        """Shifts each row right so that all end together again, and drops columns that hold padding
+        only."""
         self.lengths = self.lengths - counts
         old, width = self.positions.shape[1], int(self.lengths.max())
         ends = old - counts
@@ -139,7 +148,8 @@ class PaddedBatch(CompactedBatch):
 
 
 class PackedBatch(CompactedBatch):
-    """Sequence packing: one row of the cache for all sequences, entries in the order of the forward passes."""
+    """Sequence packing: one row of the cache for all sequences, entries in the order of the forward
+    passes."""
 
     def initial_entries(self, sequences: Sequences) -> tuple[Tensor, Tensor, Tensor]:
         entries = [(x, row, at) for row, sequence in enumerate(sequences) for at, x in enumerate(sequence)]
@@ -170,7 +180,9 @@ class MaskedBatch:
         self.lengths = torch.tensor([len(sequence) for sequence in sequences], device=model.device)
         self.mask_entries = 0
         width = max(map(len, sequences))
-        if width:  # shorter sequences get some tokens that are not theirs; those lie behind their ends, masked
+        # Shorter sequences get some tokens that are not theirs; those lie behind their ends,
+        # masked.
+        if width:
             tokens = torch.tensor(
                 [[*sequence, *[0] * (width - len(sequence))] for sequence in sequences], device=model.device
             )
@@ -197,7 +209,8 @@ def generate(
     layout: Layout, target: PreTrainedModel, prompts: Sequences, draft: PreTrainedModel, *, gamma: int = 4,
     max_new_tokens: int = 64, sampling: Sampling = Sampling(), rule: Rule = token_verification, seed: int = 0,
 ) -> list[list[int]]:  # fmt: skip
-    """The new tokens of each prompt: speculative decoding of a batch, the same tokens in every layout from one seed.
+    """The new tokens of each prompt: speculative decoding of a batch, the same tokens in every
+    layout from one seed.
 
     Settings as in `specnb.decoding.generate.generate`.
     """
@@ -219,7 +232,8 @@ def generate(
             new = [*own[:n], x][: max_new_tokens - len(sequence)]
             sequence += new
             emitted.append(len(new))
-        # Both caches got the newest token and all draft tokens; of what was emitted, all but the newest stays.
+        # Both caches got the newest token and all draft tokens; of what was emitted, all but the
+        # newest stays.
         counts = gamma + 1 - torch.tensor(emitted, device=target.device)
         for rows in (verified, drafted):
             rows.crop(counts)
@@ -238,7 +252,8 @@ def _propose(rows: Rows, newest: Tensor, uniforms: Tensor, sampling: Sampling) -
 
 
 def slots_needed(layout: str, lengths: Sequence[int], longest: int) -> int:
-    """The slots of a cache in `layout` that holds sequences of these lengths; `longest` as of a `Layout`.
+    """The slots of a cache in `layout` that holds sequences of these lengths; `longest` as of a
+    `Layout`.
 
     >>> [slots_needed(layout, [3, 5], longest=8) for layout in LAYOUTS]
     [10, 8, 16]
@@ -248,21 +263,25 @@ def slots_needed(layout: str, lengths: Sequence[int], longest: int) -> int:
 
 
 def mask_needed(layout: str, lengths: Sequence[int], longest: int, n: int) -> int:
-    """The mask entries of a forward pass over `n` tokens of each sequence, after which they have these lengths.
+    """The mask entries of a forward pass over `n` tokens of each sequence, after which they have
+    these lengths.
 
     >>> [mask_needed(layout, [3, 5], longest=8, n=2) for layout in LAYOUTS]
     [20, 32, 32]
     """
-    rows_seen = len(lengths) if layout == "packing" else 1  # every token has entries for all other rows too
+    # Every token has entries for all other rows too.
+    rows_seen = len(lengths) if layout == "packing" else 1
     return n * rows_seen * slots_needed(layout, lengths, longest)
 
 
 def steps_of(
     layout: Layout, model: PreTrainedModel, prompts: Sequences, record: StepRecord, new_tokens: int
 ) -> Iterator[Callable[[], None]]:
-    """Of each step of `record` in which no row has ended, `model`'s forward pass and the crop, as a function.
+    """Of each step of `record` in which no row has ended, `model`'s forward pass and the crop, as a
+    function.
 
-    `record` is of a generation of `new_tokens` tokens after `prompts` and perhaps more prompts behind them.
+    `record` is of a generation of `new_tokens` tokens after `prompts` and perhaps more prompts
+    behind them.
     """
     newest = torch.tensor([prompt[-1:] for prompt in prompts], device=model.device)
     most = max(map(len, prompts)) + new_tokens + record.gamma

@@ -1,8 +1,9 @@
 """The distribution of a batch row when the number of tokens it keeps depends on the other rows.
 
-Some implementations keep all rows of a batch equally long by giving a row fewer tokens than it accepted. A
-`Truncation` changes the outcome of a rule for one row, given how many draft tokens the other rows accepted. The result
-can be enumerated (`distribution_with_neighbour`), because the other rows matter only through that number.
+Some implementations keep all rows of a batch equally long by giving a row fewer tokens than it
+accepted. A `Truncation` changes the outcome of a rule for one row, given how many draft tokens the
+other rows accepted. The result can be enumerated (`distribution_with_neighbour`), because the other
+rows matter only through that number.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from specnb.enumeration import Emissions, count_distribution, step_distribution
 from specnb.rules import Outcome, token_verification
 
 Truncation = Callable[[Outcome, Tensor, Tensor, Tensor, Tensor], Outcome]
-"""`(outcome, others, p, draft_tokens, final_uniform) -> Outcome`, where `others` `(batch,)` is the number of draft
-tokens that the other rows accepted; the rest as in `specnb.rules`, with one batch axis."""
+"""`(outcome, others, p, draft_tokens, final_uniform) -> Outcome`, where `others` `(batch,)` is the
+number of draft tokens that the other rows accepted; the rest as in `specnb.rules`, with one batch
+axis."""
 
 
 def keep_all(outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, final_uniform: Tensor) -> Outcome:
@@ -30,9 +32,11 @@ def keep_all(outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, 
 def truncate_to_shortest(
     outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, final_uniform: Tensor
 ) -> Outcome:
-    """All rows keep as many tokens as the shortest; the last token of a truncated row is an accepted draft token.
+    """All rows keep as many tokens as the shortest; the last token of a truncated row is an
+    accepted draft token.
 
-    Exact: whether a row continues is known before its next token is, so the row ends at a stopping time.
+    Exact: whether a row continues is known before its next token is, so the row ends at a stopping
+    time.
     """
     longer = outcome.accepted > others
     next_draft = draft_tokens.gather(-1, others.clamp_max(draft_tokens.shape[-1] - 1)[:, None])[:, 0]
@@ -42,10 +46,11 @@ def truncate_to_shortest(
 def truncate_and_resample(
     outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, final_uniform: Tensor
 ) -> Outcome:
-    """All rows keep as many draft tokens as the row that accepted fewest; a truncated row then samples from p.
+    """All rows keep as many draft tokens as the row that accepted fewest; a truncated row then
+    samples from p.
 
-    Not exact: where the batch is truncated, a row that rejected keeps its recovered token and a row that accepted
-    loses its draft token. So recovered tokens are too frequent.
+    Not exact: where the batch is truncated, a row that rejected keeps its recovered token and a row
+    that accepted loses its draft token. So recovered tokens are too frequent.
     """
     probs = p.gather(-2, others.clamp_max(draft_tokens.shape[-1])[:, None, None].expand(-1, 1, p.shape[-1]))[:, 0]
     longer = outcome.accepted > others
@@ -55,7 +60,8 @@ def truncate_and_resample(
 def truncate_as_printed(
     outcome: Outcome, others: Tensor, p: Tensor, draft_tokens: Tensor, final_uniform: Tensor
 ) -> Outcome:
-    """Only n_max - n of the gamma draft tokens are removed, as section 6.3 of the walk-through states.
+    """Only n_max - n of the gamma draft tokens are removed, as section 6.3 of the walk-through
+    states.
 
     Not exact: gamma - n_max rejected draft tokens stay in every row.
     """
@@ -65,7 +71,8 @@ def truncate_as_printed(
 
 @dataclass(frozen=True)
 class TruncatedRule:
-    """Token verification followed by `truncation`, for a row beside one that accepted `others` tokens. A `Rule`."""
+    """Token verification followed by `truncation`, for a row beside one that accepted `others`
+    tokens. A `Rule`."""
 
     truncation: Truncation
     others: int
@@ -79,10 +86,11 @@ class TruncatedRule:
 def distribution_with_neighbour(
     truncation: Truncation, p: Conditional, q: Conditional, gamma: int, others: Tensor
 ) -> Emissions:
-    """The probability of each sequence that a row emits in one step beside a row that emits 1 .. gamma + 1 tokens.
+    """The probability of each sequence that a row emits in one step beside a row that emits 1 ..
+    gamma + 1 tokens.
 
-    `others` `(gamma + 1,)` are the probabilities of these numbers; of several neighbours, those of the shortest.
-    `specnb.enumeration.completed` shows whether the step is exact.
+    `others` `(gamma + 1,)` are the probabilities of these numbers; of several neighbours, those of
+    the shortest. `specnb.enumeration.completed` shows whether the step is exact.
 
     >>> p = lambda prefix: torch.tensor([0.5, 0.5]).double()
     >>> found = distribution_with_neighbour(truncate_to_shortest, p, p, 1, torch.tensor([0.5, 0.5]).double())

@@ -14,12 +14,13 @@ Croppable = DynamicCache | EncoderDecoderCache | TupleCache
 def crop(cache: Croppable, tokens: int) -> Croppable:
     """`cache` without its last `tokens` tokens, the same number in every row.
 
-    A `DynamicCache` is cropped in place and returned, and so is the self-attention part of an `EncoderDecoderCache`. A
-    tuple of per-layer tuples (keys, values and, with an encoder, two more that are kept) with tensors
-    `(batch, heads, length, head_dim)` gives a new tuple of views.
+    A `DynamicCache` is cropped in place and returned, and so is the self-attention part of an
+    `EncoderDecoderCache`. A tuple of per-layer tuples (keys, values and, with an encoder, two more
+    that are kept) with tensors `(batch, heads, length, head_dim)` gives a new tuple of views.
 
-    Raises `TypeError` for a cache that cannot be cropped (recurrent state, a sliding window, a static or quantised
-    cache), and `ValueError` for a negative number or more tokens than there are.
+    Raises `TypeError` for a cache that cannot be cropped (recurrent state, a sliding window, a
+    static or quantised cache), and `ValueError` for a negative number or more tokens than there
+    are.
 
     >>> import torch
     >>> keys = values = torch.zeros(1, 2, 5, 8)

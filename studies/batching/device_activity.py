@@ -1,6 +1,8 @@
-"""Counts the operations of some code that matter on a GPU: kernel launches, synchronisations, allocations, shapes.
+"""Counts the operations of some code that matter on a GPU: kernel launches, synchronisations,
+allocations, shapes.
 
-They are counted from the dispatched operations, so the counts are the same on every machine and need no GPU.
+They are counted from the dispatched operations, so the counts are the same on every machine and
+need no GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from studies.batching.operations import Operation, OperationRecorder
 READS = {
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__index__, Tensor.__float__,
 }  # fmt: skip
-"""Functions that return a tensor's values to Python, for which the host waits until the device has finished."""
+"""Functions that return a tensor's values to Python, for which the host waits until the device has
+finished."""
 
 
 class DeviceActivity:
@@ -74,7 +77,8 @@ class _Reads(TorchFunctionMode):
 
 
 def _has_unknown_shape(operation: Any, given: list[Tensor]) -> bool:
-    """Whether the host must wait for the values of the arguments to know the shape of the result."""
+    """Whether the host must wait for the values of the arguments to know the shape of the
+    result."""
     if operation is torch.ops.aten.index.Tensor:
         return any(index.dtype == torch.bool for index in given[1:])
     return operation in (torch.ops.aten.nonzero.default, torch.ops.aten.masked_select.default)

@@ -1,13 +1,16 @@
-"""Does the implementation document's `prune_dynamic_cache` prune, on releases that have the names it uses?
+"""Does the implementation document's `prune_dynamic_cache` prune, on releases that have the names
+it uses?
 
-The function slices the lists `key_cache` and `value_cache` and lowers the counter `_seen_tokens`, which a cache of
-transformers had in some releases only. `python studies/batching/dynamic_cache.py` installs two of them, a year apart,
-into folders of their own, runs this file with each, and writes `data/dynamic_cache.csv`. One line for each
-number of entries removed from a cache of `TOKENS`:
+The function slices the lists `key_cache` and `value_cache` and lowers the counter `_seen_tokens`,
+which a cache of transformers had in some releases only. `python studies/batching/dynamic_cache.py`
+installs two of them, a year apart, into folders of their own, runs this file with each, and writes
+`data/dynamic_cache.csv`. One line for each number of entries removed from a cache of `TOKENS`:
 
 - `kept`: entries afterwards, and `seen`: those that the counter says
-- `gap`: the largest difference of a key or value from the cache of a fresh pass over the tokens that remain
-- `logit_gap`: the same for the logits after the next token, evaluated with the pruned cache and without any
+- `gap`: the largest difference of a key or value from the cache of a fresh pass over the tokens
+  that remain
+- `logit_gap`: the same for the logits after the next token, evaluated with the pruned cache and
+  without any
 - `error`: what is raised, if anything; `sha256` of the source of the function, as it was run
 """
 

@@ -1,11 +1,14 @@
-"""T5 and BART in the decoding loop, by parts of its own: the encoder runs once per prompt, the decoder in every step.
+"""T5 and BART in the decoding loop, by parts of its own: the encoder runs once per prompt, the
+decoder in every step.
 
-    generate(target, prompts, EncoderDecoderDrafter(draft, sampling), sampling=sampling, study=ENCODER_DECODER)
+    generate(target, prompts, EncoderDecoderDrafter(draft, sampling), sampling=sampling,
+    hooks=ENCODER_DECODER)
 
-A prompt is the encoder's input, and the completion follows the decoder's first token. Chains only, not compiled.
+A prompt is the encoder's input, and the completion follows the decoder's first token. Chains only,
+not compiled.
 
-A row holds the encoder's input, then the decoder's first token and those that follow. So sequences, lengths and the
-record are those of a decoder-only model, and drafters that copy find the input.
+A row holds the encoder's input, then the decoder's first token and those that follow. So sequences,
+lengths and the record are those of a decoder-only model, and drafters that copy find the input.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
-from specnb.decoding.generate import Study
+from specnb.decoding.generate import Hooks
 from specnb.decoding.request import Request
 from specnb.decoding.step import Batch
 from specnb.drafting.model import ModelDrafter
@@ -31,9 +34,11 @@ from specnb.models.support import require_same_vocabulary
 
 
 class EncoderDecoder(CachedModel):
-    """An encoder-decoder with the caches of one batch: the decoder's own, and that of what it reads from the encoder.
+    """An encoder-decoder with the caches of one batch: the decoder's own, and that of what it reads
+    from the encoder.
 
-    Each row has `slots` for tokens, of which those of the encoder's input are at most `input_slots` (`with_inputs`).
+    Each row has `slots` for tokens, of which those of the encoder's input are at most `input_slots`
+    (`with_inputs`).
 
     >>> from transformers import T5Config, T5ForConditionalGeneration
     >>> config = T5Config(vocab_size=5, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2, decoder_start_token_id=0)
@@ -58,7 +63,8 @@ class EncoderDecoder(CachedModel):
         self.read.clear()
 
     def fill(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
-        """Runs the encoder, and the decoder over its first token, so that it keeps what it reads from the encoder."""
+        """Runs the encoder, and the decoder over its first token, so that it keeps what it reads
+        from the encoder."""
         inputs = lengths - 1
         longest = int(inputs.max())
         slots = torch.arange(self.read.capacity, device=tokens.device)
@@ -77,7 +83,8 @@ class EncoderDecoder(CachedModel):
         self.run(tokens[:, :1], inputs[:, None], keep=1, rows=rows)
 
     def run(self, tokens: Tensor, slots: Tensor, keep: int, *_: Any, rows: Tensor | None = None, **tree: Any) -> Tensor:
-        """As `CachedModel.run`, for chains. A token at a slot of the input stands for the decoder's first one."""
+        """As `CachedModel.run`, for chains. A token at a slot of the input stands for the decoder's
+        first one."""
         inputs, mask = (self.inputs, self.input_mask) if rows is None else (self.inputs[rows], self.input_mask[rows])
         own = slots - inputs[:, None]
         tokens, own = self.own_tokens(tokens), own.clamp_min(0)
@@ -91,13 +98,15 @@ class EncoderDecoder(CachedModel):
             return args, arguments | {"position_bias": by_distance[:, distance].transpose(0, 1)}
 
         self.cache.write_at(own, rows)
-        with ExitStack() as hooks:  # the decoder takes no positions: it counts from one length for all rows
+        # The decoder takes no positions: it counts from one length for all rows.
+        with ExitStack() as hooks:
             for module in self.positions:
                 hooks.enter_context(module.register_forward_pre_hook(with_positions, with_kwargs=True))
                 if isinstance(module, nn.Embedding):
                     hooks.enter_context(module.register_forward_hook(lambda *called: called[-1].view(*own.shape, -1)))
             output = self.model(
-                encoder_outputs=(self.encoded,),  # read in `fill` only; then the decoder reads the cache
+                # Read in `fill` only; then the decoder reads the cache.
+                encoder_outputs=(self.encoded,),
                 attention_mask=mask,
                 decoder_input_ids=tokens,
                 decoder_attention_mask=self.mask(own),
@@ -116,7 +125,8 @@ _agreed: WeakSet[PreTrainedModel] = WeakSet()
 
 
 class EncoderDecoderRequest(Request):
-    """A request whose prompts get the decoder's first token. Raises `TypeError` for what the decoder cannot run."""
+    """A request whose prompts get the decoder's first token. Raises `TypeError` for what the
+    decoder cannot run."""
 
     def require_models(self) -> None:
         require_encoder_decoder(self.target)
@@ -168,11 +178,12 @@ class EncoderDecoderBatch(Batch):
         super().__init__(request)
 
 
-ENCODER_DECODER = Study(batch_class=EncoderDecoderBatch)
+ENCODER_DECODER = Hooks(batch_class=EncoderDecoderBatch)
 
 
 def require_encoder_decoder(model: PreTrainedModel) -> None:
-    """Raises `TypeError` unless `model` is an encoder-decoder like T5 or BART, in evaluation mode."""
+    """Raises `TypeError` unless `model` is an encoder-decoder like T5 or BART, in evaluation
+    mode."""
     name = type(model).__name__
     if not (isinstance(model, PreTrainedModel) and model.config.is_encoder_decoder):
         raise TypeError(f"{name} is no encoder-decoder; target and draft must be of one kind")
@@ -185,7 +196,8 @@ def require_encoder_decoder(model: PreTrainedModel) -> None:
 
 
 def decoder_positions(model: PreTrainedModel) -> list[nn.Module]:
-    """The modules of an encoder-decoder's decoder that read positions, if every row can be given its own.
+    """The modules of an encoder-decoder's decoder that read positions, if every row can be given
+    its own.
 
     They are attention with a relative bias, as T5 has, or an embedding of positions, as BART has.
     """
@@ -199,7 +211,8 @@ def decoder_positions(model: PreTrainedModel) -> list[nn.Module]:
 
 @torch.inference_mode()
 def difference(model: PreTrainedModel) -> float:
-    """The mean total variation between the decoder's distributions in the loop and the model's own."""
+    """The mean total variation between the decoder's distributions in the loop and the model's
+    own."""
     inputs, tokens = [HALF, HALF // 2 + 1], probe_tokens(model, 2 * HALF)
     written = tokens.roll(1, dims=1)
     written[:, 0] = model.config.decoder_start_token_id

@@ -1,4 +1,5 @@
-"""Known bugs of batch layouts, and the check that finds them: each row must get the logits it would have alone."""
+"""Known bugs of batch layouts, and the check that finds them: each row must get the logits it would
+have alone."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ def max_logit_difference(
     rounds: int = 6,
     seed: int = 0,
 ) -> float:
-    """The largest difference of a logit from a forward pass over that sequence alone, without cache or batch.
+    """The largest difference of a logit from a forward pass over that sequence alone, without cache
+    or batch.
 
-    `rounds` times every row runs over `n` random tokens and is then cropped by 0 to n of them, a different number in
-    each row.
+    `rounds` times every row runs over `n` random tokens and is then cropped by 0 to n of them, a
+    different number in each row.
     """
     random = torch.Generator().manual_seed(seed)
     known = [list(tokens) for tokens in sequences]

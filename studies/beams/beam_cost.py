@@ -1,7 +1,8 @@
 """Speculative beam search: accepted levels per step, and the time of a step (Appendix A.4).
 
-The target's search does not depend on the draft model, so it runs once; the levels that a draft model would have had
-accepted are computed afterwards. The target keeps w beams (`width`), the draft model u (`draft_width`).
+The target's search does not depend on the draft model, so it runs once; the levels that a draft
+model would have had accepted are computed afterwards. The target keeps w beams (`width`), the draft
+model u (`draft_width`).
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Cost = Callable[[int], ArrayLike]
 def accepted_levels(
     states: Sequence[Beams], draft: LogProbs, widths: Sequence[int], gamma: int, settings: BeamSettings
 ) -> NDArray[np.int64]:
-    """Accepted levels `(len(widths), levels)` of a step of `gamma` drafted levels from each state of the target.
+    """Accepted levels `(len(widths), levels)` of a step of `gamma` drafted levels from each state
+    of the target.
 
     `widths` are draft widths u; `states` is the target's search from its start to its end.
     """
@@ -37,7 +39,8 @@ def accepted_levels(
 
 
 def levels_by_step(accepted: NDArray[np.int64], gamma: int) -> NDArray[np.int64]:
-    """Levels `(steps,)` that each step of a search with `gamma` emits, from one row of `accepted_levels`.
+    """Levels `(steps,)` that each step of a search with `gamma` emits, from one row of
+    `accepted_levels`.
 
     >>> levels_by_step(np.array([2, 1, 0]), gamma=2)
     array([3])
@@ -49,7 +52,8 @@ def levels_by_step(accepted: NDArray[np.int64], gamma: int) -> NDArray[np.int64]
 
 
 def constant_cost(n: int) -> float:
-    """The cost of a forward pass that does not depend on its number of tokens, as section 3.3 assumes."""
+    """The cost of a forward pass that does not depend on its number of tokens, as section 3.3
+    assumes."""
     return 1.0
 
 
@@ -62,10 +66,12 @@ def improvement(
     verify_cost: Cost = constant_cost,
     draft_cost: Cost = constant_cost,
 ) -> float:
-    """Wall-clock improvement over the target's search alone, which takes v(w) per level, with `levels` per step.
+    """Wall-clock improvement over the target's search alone, which takes v(w) per level, with
+    `levels` per step.
 
-    A step takes v(w + u gamma) + c (d(w) + (gamma - 1) d(u)) target forward passes over one token; v is `verify_cost`
-    and d `draft_cost`. With constant costs that is gamma c + 1, as in Theorem 3.8.
+    A step takes v(w + u gamma) + c (d(w) + (gamma - 1) d(u)) target forward passes over one token;
+    v is `verify_cost` and d `draft_cost`. With constant costs that is gamma c + 1, as in Theorem
+    3.8.
 
     >>> improvement(levels=3, width=4, draft_width=8, gamma=5, c=0.1)
     2.0

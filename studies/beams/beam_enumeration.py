@@ -1,8 +1,10 @@
-"""Exact enumeration of speculative beam search: every tree that a drafter could propose, without rounding.
+"""Exact enumeration of speculative beam search: every tree that a drafter could propose, without
+rounding.
 
-Whether the result equals the target's own beam search depends on the drafter only through the tree. So the function
-that the search calls is given every tree of a size, from every state of the target's search. Probabilities are powers
-of 1/2 and scores are whole numbers of bits, so their sums are exact in float64 and ties stay ties.
+Whether the result equals the target's own beam search depends on the drafter only through the tree.
+So the function that the search calls is given every tree of a size, from every state of the
+target's search. Probabilities are powers of 1/2 and scores are whole numbers of bits, so their sums
+are exact in float64 and ties stay ties.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ Tree = tuple[tuple[Path, ...], ...]
 
 
 class DyadicLogProbs:
-    """A random distribution over `vocab` tokens for each path, whose logarithms to base 2 are whole; a `LogProbs`.
+    """A random distribution over `vocab` tokens for each path, whose logarithms to base 2 are
+    whole; a `LogProbs`.
 
-    With `like`, only a fraction `differ` of the paths has a distribution of its own; the others have that of `like`.
+    With `like`, only a fraction `differ` of the paths has a distribution of its own; the others
+    have that of `like`.
     """
 
     def __init__(self, vocab: int, seed: int, like: DyadicLogProbs | None = None, differ: float = 1.0) -> None:
@@ -50,14 +54,16 @@ class DyadicLogProbs:
 
 
 def _sharp_and_flat(vocab: int) -> list[list[int]]:
-    """-log2 of the sharp distribution 1/2 1/4 1/8 ... and of the flattest one; each sums to 1 and has a tie."""
+    """-log2 of the sharp distribution 1/2 1/4 1/8 ... and of the flattest one; each sums to 1 and
+    has a tie."""
     bits = (vocab - 1).bit_length()
     short = 2**bits - vocab
     return [[*range(1, vocab), vocab - 1], [bits - 1] * short + [bits] * (vocab - short)]
 
 
 def every_tree(state: Beams, vocab: int, width: int, gamma: int, settings: BeamSettings) -> Iterator[Tree]:
-    """All trees below the running beams: in each of `gamma` levels, any `width` children of the level before."""
+    """All trees below the running beams: in each of `gamma` levels, any `width` children of the
+    level before."""
     levels = min(gamma, settings.max_new_tokens - 1 - len(state.paths[0]))
     yield from _grow((), state.paths, [token for token in range(vocab) if token not in settings.eos], width, levels)
 
@@ -92,7 +98,8 @@ class Enumeration(NamedTuple):
 def enumerate_trees(
     distributions: DyadicLogProbs, settings: BeamSettings, width: int, gamma: int, rule: Rule = advance
 ) -> Enumeration:
-    """Gives `rule` every tree from every state of the target's search and compares the states it returns."""
+    """Gives `rule` every tree from every state of the target's search and compares the states it
+    returns."""
     states = trajectory(distributions, settings)
     levels = np.zeros(gamma + 1, dtype=np.int64)
     different = 0

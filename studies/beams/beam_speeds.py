@@ -1,12 +1,13 @@
 """Speculative beam search by the clock, on the trained pair.
 
-Whole searches with several (draft width u, gamma) are timed in turn with the target's own search of the same width, on
-held-out prompts, in float32. The table `data/results/beam_speeds.csv` has a line for each choice:
+Whole searches with several (draft width u, gamma) are timed in turn with the target's own search of
+the same width, on held-out prompts, in float32. The table `data/results/beam_speeds.csv` has a line
+for each choice:
 
 - `levels_per_step` with its interval over prompts, counted on the same searches
 - `cost_ratio`, `verify_cost`: c, and v of the largest forward pass of a step, measured just before
-- `tokens_free`, `predicted`: the speed-up that levels per step and c predict if the number of tokens in a forward pass
-  costs nothing, and with the measured v and d
+- `tokens_free`, `predicted`: the speed-up that levels per step and c predict if the number of
+  tokens in a forward pass costs nothing, and with the measured v and d
 - `measured`: the speed-up that was timed, with its interval over prompts
 """
 
@@ -38,7 +39,8 @@ def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repeti
     starts = prompts_of(pair, "held-out", prompts, prompt_tokens)
     costs = measure_costs(pair, lengths=SIZES, draft_lengths=SIZES, repetitions=repetitions)
     search = partial(beam_search, pair.target, width=WIDTH, max_new_tokens=new_tokens, progress=False)
-    made: dict[tuple[int, int], list[Any]] = {choice: [] for choice in CHOICES}  # levels by step of each search
+    # Levels by step of each search.
+    made: dict[tuple[int, int], list[Any]] = {choice: [] for choice in CHOICES}
 
     def call(choice: tuple[int, int] | None, start: list[int], _: int) -> None:
         if choice is None:
@@ -49,7 +51,8 @@ def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repeti
     seconds = timed_in_turn(call, [None, *CHOICES], starts)
     c = costs.cost_ratio.value
     for (u, gamma), own in zip(CHOICES, seconds[:, 1:].T, strict=True):
-        speed, counted = ratio_of_medians(seconds[:, 0], own), made[u, gamma][1:]  # the first search warmed up
+        # The first search warmed up.
+        speed, counted = ratio_of_medians(seconds[:, 0], own), made[u, gamma][1:]
         levels = ratio_of_sums([sum(of) for of in counted], [len(of) for of in counted])
         predicted = improvement(levels.value, WIDTH, u, gamma, c, costs.verify_cost, costs.draft_cost)
         yield (

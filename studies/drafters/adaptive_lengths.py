@@ -1,11 +1,13 @@
-"""Draft lengths that adapt, beside every fixed one and an oracle: counted, with the costs of a step that were measured.
+"""Draft lengths that adapt, beside every fixed one and an oracle: counted, with the costs of a step
+that were measured.
 
-The trained pair continues held-out files, from their beginning and their middle, and modules of Python's standard
-library at temperature 1. A rule of length
-looks at nothing that is sampled after it. One line of the table for each rule: tokens and draft tokens per step, and
-`speed`, the tokens over the time v + c n of a step with n draft tokens, with c and v of the draft model in `drafters`
-on new text; `over_best` is over the best fixed length, which is chosen afterwards on the same sequences, with 95%
-intervals over sequences. The oracle drafts just what will be accepted, of the longest fixed draft.
+The trained pair continues held-out files, from their beginning and their middle, and modules of
+Python's standard library at temperature 1. A rule of length
+looks at nothing that is sampled after it. One line of the table for each rule: tokens and draft
+tokens per step, and `speed`, the tokens over the time v + c n of a step with n draft tokens, with c
+and v of the draft model in `drafters` on new text; `over_best` is over the best fixed length, which
+is chosen afterwards on the same sequences, with 95% intervals over sequences. The oracle drafts
+just what will be accepted, of the longest fixed draft.
 """
 
 from __future__ import annotations

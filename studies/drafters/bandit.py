@@ -1,4 +1,5 @@
-"""A draft length chosen for each step by a bandit, from the acceptance of earlier steps and a given cost ratio.
+"""A draft length chosen for each step by a bandit, from the acceptance of earlier steps and a given
+cost ratio.
 
 `generate(gamma="auto")` forgets old steps, and can choose not to draft; notebooks compare both.
 """
@@ -16,12 +17,14 @@ from studies.drafters.length import ShortenedDrafter
 
 
 class BanditDrafter(ShortenedDrafter):
-    """Chooses the number of draft tokens of each step among `lengths`, by upper confidence bounds (UCB1), in each row.
+    """Chooses the number of draft tokens of each step among `lengths`, by upper confidence bounds
+    (UCB1), in each row.
 
-    The reward of a step is its number of tokens over its time, (accepted + 1) / (1 + n `cost_ratio`), divided by its
-    largest value. The choice depends on earlier steps only, so the step stays exact. A row starts anew with its prompt:
-    what it gets must not depend on other rows. `exploration` scales the confidence term. It counts every step, so
-    nothing else may choose how many tokens are drafted: `gamma="auto"` is a fixed number for it.
+    The reward of a step is its number of tokens over its time, (accepted + 1) / (1 + n
+    `cost_ratio`), divided by its largest value. The choice depends on earlier steps only, so the
+    step stays exact. A row starts anew with its prompt: what it gets must not depend on other rows.
+    `exploration` scales the confidence term. It counts every step, so nothing else may choose how
+    many tokens are drafted: `gamma="auto"` is a fixed number for it.
 
     >>> from specnb.drafting.ngram import UniformDrafter
     >>> drafter = BanditDrafter(UniformDrafter(4), lengths=(1, 3), cost_ratio=0.1)
@@ -58,7 +61,8 @@ class BanditDrafter(ShortenedDrafter):
     def distribution(self, context: Context, position: int) -> Tensor:
         if position == 0:
             self._choose()
-        # Evaluated after all rows have stopped too: in a mixture, drafting goes on, and a model must see every token.
+        # Evaluated after all rows have stopped too: in a mixture, drafting goes on, and a model
+        # must see every token.
         return self.drafter.distribution(context, position).masked_fill((position >= self.limit)[:, None], 0.0)
 
     def _choose(self) -> None:

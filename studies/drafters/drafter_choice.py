@@ -1,14 +1,18 @@
-"""Which kind of drafter should be trained for a target? One of each kind, on the same prompts in one run.
+"""Which kind of drafter should be trained for a target? One of each kind, on the same prompts in
+one run.
 
-One line of the table for each drafter. Items are the target and the temperature: the trained pair, and the real model,
-for which nothing was trained here. Columns as in `drafters`, and for each depth d from 1 to `DEPTHS`
+One line of the table for each drafter. Items are the target and the temperature: the trained pair,
+and the real model, for which nothing was trained here. Columns as in `drafters`, and for each depth
+d from 1 to `DEPTHS`
 
-- `alpha_d`: of the steps with d - 1 accepted draft tokens or more, the fraction that accepted d or more. So tokens per
-  step are 1 + alpha_1 + alpha_1 alpha_2 + ..., for chains and trees. With intervals over sequences
+- `alpha_d`: of the steps with d - 1 accepted draft tokens or more, the fraction that accepted d or
+  more. So tokens per step are 1 + alpha_1 + alpha_1 alpha_2 + ..., for chains and trees. With
+  intervals over sequences
 - `parameters` and `trained_tokens`: of what was trained, as its `training.json` says
 
-Prompts are passages of held-out files, and for the real model questions. The one-pass drafters draft within the
-target's pass, so their drafting is in v. Typical acceptance does not keep the target's distribution.
+Prompts are passages of held-out files, and for the real model questions. The one-pass drafters
+draft within the target's pass, so their drafting is in v. Typical acceptance does not keep the
+target's distribution.
 """
 
 from __future__ import annotations
@@ -73,7 +77,8 @@ def entries(pair: Pair) -> dict[str, Entry]:
     distilled = load_model(TRAINED_PAIR / "draft-distilled", packed=False)
 
     def tree(sampling: Sampling, typical: bool = False) -> HeadTreeDrafter:
-        """Sampled children are accepted more often by an exact rule; at temperature 0 there would be one only."""
+        """Sampled children are accepted more often by an exact rule; at temperature 0 there would
+        be one only."""
         scheme = top_children if typical or sampling.temperature == 0 else distinct_children
         return HeadTreeDrafter(pair.target, heads["parallel"], TREE, sampling, scheme)
 
@@ -102,7 +107,8 @@ def counts_of(record: StepRecord) -> dict[str, Estimate]:
 
 
 def trained() -> pd.DataFrame:
-    """The size of each of `FOLDERS`, and the tokens it was trained on, a continued training on both."""
+    """The size of each of `FOLDERS`, and the tokens it was trained on, a continued training on
+    both."""
     notes = {name: json.loads((TRAINED_PAIR / of / "training.json").read_text()) for name, of in FOLDERS.items()}
     first = {name: notes["draft model"]["tokens_seen"] * ("continued" in note) for name, note in notes.items()}
     return pd.DataFrame(

@@ -1,17 +1,20 @@
 """Drafters compared on the same prompts.
 
-One line of `data/results/drafters.csv` for each kind of text and drafter, on the trained pair at temperature 1:
+One line of `data/results/drafters.csv` for each kind of text and drafter, on the trained pair at
+temperature 1:
 
-- `alpha`: mean acceptance probability of the first draft token of a step, 0 where none is proposed; `acceptance_rate`:
-  accepted over drafted tokens; `drafted`: draft tokens per step; `tokens_per_step`: the bonus token included. All with
-  95% intervals over sequences. They are counts, and do not depend on the machine's speed
+- `alpha`: mean acceptance probability of the first draft token of a step, 0 where none is proposed;
+  `acceptance_rate`: accepted over drafted tokens; `drafted`: draft tokens per step;
+  `tokens_per_step`: the bonus token included. All with 95% intervals over sequences. They are
+  counts, and do not depend on the machine's speed
 - times of one row at a time in eager float32: `draft_cost`, the time of drafting in a step, and
-  `v`, that of the target's forward pass and the rest of the step, both in units of a step of plain decoding;
-  `predicted` is tokens_per_step / (draft_cost + v), and `measured` the ratio of the seconds per token of whole calls of
-  `generate`, plain decoding over this drafter, which took turns in one run
+  `v`, that of the target's forward pass and the rest of the step, both in units of a step of plain
+  decoding; `predicted` is tokens_per_step / (draft_cost + v), and `measured` the ratio of the
+  seconds per token of whole calls of `generate`, plain decoding over this drafter, which took turns
+  in one run
 
-Texts: `new` is the beginning of held-out files; `edited` a passage of a held-out file, followed by the beginning of the
-same passage with a name changed; `repetitive` a table of numbered entries.
+Texts: `new` is the beginning of held-out files; `edited` a passage of a held-out file, followed by
+the beginning of the same passage with a name changed; `repetitive` a table of numbered entries.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Generation, Study, generate
+from specnb.decoding.generate import Generation, Hooks, generate
 from specnb.decoding.record import StepRecord
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
@@ -57,7 +60,8 @@ ENTRIES = 8
 
 
 class Entry(NamedTuple):
-    """A drafter in the league table: how it is made for a temperature, its gamma, and what else `generate` is given."""
+    """A drafter in the league table: how it is made for a temperature, its gamma, and what else
+    `generate` is given."""
 
     make: Callable[[Sampling], Drafter | None]
     gamma: int
@@ -151,7 +155,8 @@ def table(
     new_tokens: int,
     counted: Callable[[StepRecord], dict[str, Estimate]],
 ) -> pd.DataFrame:
-    """A line for each of `entries`, the first of which is "none": what is `counted`, and costs if any are timed."""
+    """A line for each of `entries`, the first of which is "none": what is `counted`, and costs if
+    any are timed."""
     timed = _times(target, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}
     lines: list[dict[str, object]] = []
     for name, entry in entries.items():
@@ -171,12 +176,12 @@ def made(
     entry: Entry,
     sampling: Sampling,
     new_tokens: int,
-    study: Study = Study(),
+    hooks: Hooks = Hooks(),
 ) -> Generation:
     """`prompts` continued with the drafter of `entry`."""
     return generate(
         target, prompts, entry.make(sampling), gamma=entry.gamma, max_new_tokens=new_tokens, sampling=sampling,
-        rule=entry.rule, progress=False, study=replace(study, batch_class=entry.batch_class),
+        rule=entry.rule, progress=False, hooks=replace(hooks, batch_class=entry.batch_class),
     )  # fmt: skip
 
 
@@ -197,11 +202,12 @@ def counts_of(record: StepRecord) -> dict[str, Estimate]:
 def _times(
     target: PreTrainedModel, prompts: list[list[int]], entries: dict[str, Entry], sampling: Sampling, new_tokens: int
 ) -> dict[str, pd.DataFrame]:
-    """For each drafter, a line per prompt: seconds per token of a whole call; of drafting and the rest of a step."""
+    """For each drafter, a line per prompt: seconds per token of a whole call; of drafting and the
+    rest of a step."""
     parts: dict[str, list[dict[str, float]]] = {name: [] for name in entries}
 
     def call(name: str, prompt: list[int], row: int) -> None:
-        how = Study(rows=[row], timed=True)
+        how = Hooks(rows=[row], timed=True)
         seconds = made(target, [prompt], entries[name], sampling, new_tokens, how).record.seconds
         rest = np.median(seconds["target"] + seconds["rest"])
         parts[name].append({"draft": float(np.median(seconds["draft"])), "rest": float(rest)})

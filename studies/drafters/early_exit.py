@@ -1,7 +1,9 @@
-"""The first layers of the target as the draft: self-speculation by early exit (LayerSkip, Draft & Verify).
+"""The first layers of the target as the draft: self-speculation by early exit (LayerSkip, Draft &
+Verify).
 
-No other model is needed and no weight is stored twice. The output head reads hidden states that it was not trained
-on unless the target was trained for early exit, so measure the acceptance before you count on it.
+No other model is needed and no weight is stored twice. The output head reads hidden states that it
+was not trained on unless the target was trained for early exit, so measure the acceptance before
+you count on it.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ from transformers import PreTrainedModel
 
 
 def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """A model of the first `layers` layers of `target`, its final norm and output head; all weights are shared.
+    """A model of the first `layers` layers of `target`, its final norm and output head; all weights
+    are shared.
 
-    Give it to `specnb.generate` as the draft. It has a key-value cache of its own, so verification evaluates the first
-    layers once more.
+    Give it to `specnb.generate` as the draft. It has a key-value cache of its own, so verification
+    evaluates the first layers once more.
 
     >>> import torch
     >>> from specnb.models.shapes import Shape, empty_model

@@ -1,7 +1,9 @@
-"""EGAG: the draft length of a step, from the normalised entropy of the draft's distribution at its beginning.
+"""EGAG: the draft length of a step, from the normalised entropy of the draft's distribution at its
+beginning.
 
-The implementation document (section 7) describes it: the entropy of the drafter's logits sets gamma, between bounds.
-What it leaves open is chosen here: a straight line between the bounds, and an exponential average.
+The implementation document (section 7) describes it: the entropy of the drafter's logits sets
+gamma, between bounds. What it leaves open is chosen here: a straight line between the bounds, and
+an exponential average.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from studies.drafters.length import ShortenedDrafter
 
 
 class EntropyGuidedDrafter(ShortenedDrafter):
-    """Drafts `least` to `most` tokens a step: fewer, the higher the averaged entropy of q over log(vocabulary).
+    """Drafts `least` to `most` tokens a step: fewer, the higher the averaged entropy of q over
+    log(vocabulary).
 
-    The length of a step is settled before its first draft token is sampled, so the step stays exact. A row starts anew
-    with its prompt. `history` has the averaged entropies `(rows,)` and the lengths `(rows,)` of every step.
+    The length of a step is settled before its first draft token is sampled, so the step stays
+    exact. A row starts anew with its prompt. `history` has the averaged entropies `(rows,)` and the
+    lengths `(rows,)` of every step.
 
     >>> from specnb.drafting.ngram import UniformDrafter
     >>> drafter = EntropyGuidedDrafter(UniformDrafter(4), least=1, most=3)

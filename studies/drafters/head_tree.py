@@ -1,7 +1,8 @@
-"""Medusa (Cai et al., arXiv:2401.10774) with its tree: the most probable tokens of each head, verified in one pass.
+"""Medusa (Cai et al., arXiv:2401.10774) with its tree: the most probable tokens of each head,
+verified in one pass.
 
-Two verifications: an exact rule, and the authors' typical acceptance, which keeps a token that is probable enough and
-does not keep the target's distribution.
+Two verifications: an exact rule, and the authors' typical acceptance, which keeps a token that is
+probable enough and does not keep the target's distribution.
 """
 
 from __future__ import annotations
@@ -16,15 +17,17 @@ from specnb.trees import Scheme, TokenTree, node_depths, top_children
 from specnb_audit.bugs.verification import TYPICAL, TYPICAL_OF_ENTROPY
 from studies.drafters.heads import Head, ParallelHeadsDrafter
 
-TREE = (-1, -1, -1, 0, 0, 1, 3, 3, 6)  # 9 tokens, 4 deep: more children where a prefix is more probable
+# 9 tokens, 4 deep: more children where a prefix is more probable.
+TREE = (-1, -1, -1, 0, 0, 1, 3, 3, 6)
 
 
 class HeadTreeDrafter(ParallelHeadsDrafter):
-    """A tree of the shape `parents` from `ParallelHeads`; the children of all nodes of one depth are of one head.
+    """A tree of the shape `parents` from `ParallelHeads`; the children of all nodes of one depth
+    are of one head.
 
-    `scheme` says how children are sampled from the head's distribution. `top_children` takes the most probable tokens,
-    as Medusa does, whatever `sampling` is. Raises what `HeadDrafter` does, and `ValueError` for a tree deeper than
-    there are heads.
+    `scheme` says how children are sampled from the head's distribution. `top_children` takes the
+    most probable tokens, as Medusa does, whatever `sampling` is. Raises what `HeadDrafter` does,
+    and `ValueError` for a tree deeper than there are heads.
     """
 
     def __init__(
@@ -56,9 +59,11 @@ class HeadTreeDrafter(ParallelHeadsDrafter):
 
 @PlannedRule
 def typical_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-    """Accept x where p(x) > min(epsilon, delta exp(-H(p))), Medusa's typical acceptance; then sample from p. Not exact.
+    """Accept x where p(x) > min(epsilon, delta exp(-H(p))), Medusa's typical acceptance; then
+    sample from p. Not exact.
 
-    epsilon is 0.09 and delta 0.3, as the authors have them. q and the uniforms of acceptance are not read.
+    epsilon is 0.09 and delta 0.3, as the authors have them. q and the uniforms of acceptance are
+    not read.
 
     >>> p = torch.tensor([[0.95, 0.05], [0.5, 0.5]])
     >>> typical_verification(p, p[:1], torch.tensor([1]), torch.tensor([0.9]), torch.tensor(0.1)).accepted

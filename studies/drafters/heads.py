@@ -1,7 +1,10 @@
-"""Other heads than `specnb.drafting.heads` has: what reads one state, the input of the target's output head.
+"""Other heads than `specnb.drafting.heads` has: what reads one state, the input of the target's
+output head.
 
-    RecurrentHead, FeatureDrafter        continues the last hidden state token by token: each depends on those before it
-    ParallelHeads, ParallelHeadsDrafter  one network for each position: all draft tokens come from one call
+    RecurrentHead, FeatureDrafter        continues the last hidden state token by token: each
+                                         depends on those before it
+    ParallelHeads, ParallelHeadsDrafter  one network for each position: all draft tokens come from
+                                         one call
 
 The state begins at the token before the newest one: the newest was sampled from it.
 
@@ -24,9 +27,11 @@ from specnb.drafting.heads import KINDS, AttentionHead, HeadDrafter, SequentialH
 
 
 class RecurrentHead(SequentialHead):
-    """state' = state + f(state, embedding of the newest token), in `layers` gated layers of `hidden` units.
+    """state' = state + f(state, embedding of the newest token), in `layers` gated layers of
+    `hidden` units.
 
-    The recurrent draft of ReDrafter (arXiv:2403.09919) and, with other layers, of Hydra (arXiv:2402.05109).
+    The recurrent draft of ReDrafter (arXiv:2403.09919) and, with other layers, of Hydra
+    (arXiv:2402.05109).
 
     >>> head = RecurrentHead(width=8, hidden=16)
     >>> head(torch.ones(3, 8), torch.ones(3, 8)).shape
@@ -44,7 +49,8 @@ class RecurrentHead(SequentialHead):
             nn.init.zeros_(down.weight)  # type: ignore[arg-type]  # of a module list; the stub does not say which
 
     def forward(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """The state `(..., width)` after one more token, whose embedding is `embedded` `(..., width)`."""
+        """The state `(..., width)` after one more token, whose embedding is `embedded`
+        `(..., width)`."""
         embedded = normalised(embedded)
         for gate, up, down in zip(self.gates, self.ups, self.downs, strict=True):
             both = torch.cat([normalised(state), embedded], dim=-1)
@@ -53,7 +59,8 @@ class RecurrentHead(SequentialHead):
 
 
 class ParallelHeads(nn.Module):
-    """`count` heads, one for each draft token: all of them read the same state, as in Medusa (arXiv:2401.10774).
+    """`count` heads, one for each draft token: all of them read the same state, as in Medusa
+    (arXiv:2401.10774).
 
     >>> ParallelHeads(width=8, hidden=16, count=3)(torch.ones(2, 8)).shape
     torch.Size([2, 3, 8])
@@ -67,7 +74,8 @@ class ParallelHeads(nn.Module):
         self.scale = nn.Parameter(torch.ones(width))
 
     def forward(self, state: Tensor) -> Tensor:
-        """The inputs `(..., count, width)` of the target's output head, one for each token after the newest."""
+        """The inputs `(..., count, width)` of the target's output head, one for each token after
+        the newest."""
         read = normalised(state)
         each = [down(silu(up(read))) for up, down in zip(self.ups, self.downs, strict=True)]
         return normalised(state[..., None, :] + torch.stack(each, dim=-2)) * self.scale
@@ -78,7 +86,8 @@ KINDS.update(recurrent=RecurrentHead, parallel=ParallelHeads)
 
 
 class FeatureDrafter(HeadDrafter):
-    """Draft tokens sampled one after the other from a `RecurrentHead`, which continues the last hidden state.
+    """Draft tokens sampled one after the other from a `RecurrentHead`, which continues the last
+    hidden state.
 
     There is no cache. Raises what `HeadDrafter` does.
     """
@@ -93,10 +102,12 @@ class FeatureDrafter(HeadDrafter):
 
 
 class ParallelHeadsDrafter(HeadDrafter):
-    """Draft tokens sampled independently of each other, each from its own one of `ParallelHeads` on one state.
+    """Draft tokens sampled independently of each other, each from its own one of `ParallelHeads` on
+    one state.
 
-    Proposes as many tokens as there are heads, and none after them. The newest token is not read, so the first head
-    predicts the token after it from the state that the newest was sampled from. Raises what `HeadDrafter` does.
+    Proposes as many tokens as there are heads, and none after them. The newest token is not read,
+    so the first head predicts the token after it from the state that the newest was sampled from.
+    Raises what `HeadDrafter` does.
     """
 
     kind = ParallelHeads

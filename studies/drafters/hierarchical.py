@@ -1,10 +1,12 @@
-"""A drafter that is itself speculative: a small drafter speeds up the sampling of a larger draft model (section 6).
+"""A drafter that is itself speculative: a small drafter speeds up the sampling of a larger draft
+model (section 6).
 
-The inner loop is Algorithm 1 with the larger draft model as its target. What it emits is distributed exactly as if that
-model had sampled it token by token, so the exact q of an emitted token is the larger model's own distribution at the
-emitted prefix, whether the token was accepted, recovered or a bonus. The distribution that the inner rule took the
-token from (the small drafter's, or a residual) is not the q of the outer step: it depends on the inner rejection, which
-the outer rule does not see.
+The inner loop is Algorithm 1 with the larger draft model as its target. What it emits is
+distributed exactly as if that model had sampled it token by token, so the exact q of an emitted
+token is the larger model's own distribution at the emitted prefix, whether the token was accepted,
+recovered or a bonus. The distribution that the inner rule took the token from (the small drafter's,
+or a residual) is not the q of the outer step: it depends on the inner rejection, which the outer
+rule does not see.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ from specnb.rules import Outcome, token_verification
 
 
 class HierarchicalDrafter(Drafter):
-    """Draft tokens of the larger draft model in `large`, which `small` drafts for, `inner_gamma` tokens at a time.
+    """Draft tokens of the larger draft model in `large`, which `small` drafts for, `inner_gamma`
+    tokens at a time.
 
-    Inner steps are made until every row has gamma tokens, for which the host waits; so a step cannot be captured. What
-    the last inner step emits beyond gamma is cut off, by number and not by token. The inner steps need more uniforms
-    than the step has: they are made from the step's own by hashing (`more_uniforms`). `small` proposes chains and reads
-    tokens alone.
+    Inner steps are made until every row has gamma tokens, for which the host waits; so a step
+    cannot be captured. What the last inner step emits beyond gamma is cut off, by number and not by
+    token. The inner steps need more uniforms than the step has: they are made from the step's own
+    by hashing (`more_uniforms`). `small` proposes chains and reads tokens alone.
     """
 
     def __init__(self, large: ModelDrafter, small: Drafter, inner_gamma: int = 3) -> None:
@@ -35,8 +38,8 @@ class HierarchicalDrafter(Drafter):
         self.can_refill, self.every_step = small.can_refill, small.every_step
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        # The last inner step emits at most inner_gamma tokens beyond gamma. In a row that has them, as many again are
-        # drafted and evaluated while other rows go on.
+        # The last inner step emits at most inner_gamma tokens beyond gamma. In a row that has them,
+        # as many again are drafted and evaluated while other rows go on.
         self.padding = context.tokens.new_zeros(len(context.tokens), 2 * self.inner_gamma)
         wider = Context(torch.cat([context.tokens, self.padding], dim=1), context.lengths, waits=True)
         if rows is None:
@@ -72,7 +75,8 @@ class HierarchicalDrafter(Drafter):
         return Proposal(tokens.gather(1, own), q[:, :gamma])
 
     def _inner_step(self, context: Context, uniform: Tensor) -> tuple[Tensor, Outcome, Tensor]:
-        """The larger model's distributions `(rows, inner_gamma + 1, vocab)`, the outcome, the small drafts."""
+        """The larger model's distributions `(rows, inner_gamma + 1, vocab)`, the outcome, the small
+        drafts."""
         inner = self.inner_gamma
         own = more_uniforms(uniform, 2 * inner + 1)
         drafted, small_q = padded(*self.small.propose(context, own[:, :inner]), inner)
@@ -87,10 +91,11 @@ class HierarchicalDrafter(Drafter):
 
 
 def more_uniforms(uniform: Tensor, count: int) -> Tensor:
-    """`count` numbers in [0, 1) `(rows, count)` from each uniform `(rows,)`, by hashing its bits (splitmix64).
+    """`count` numbers in [0, 1) `(rows, count)` from each uniform `(rows,)`, by hashing its bits
+    (splitmix64).
 
-    A deterministic function, so equal seeds give equal tokens; numbers of different uniforms, and of one uniform, are
-    as good as independent.
+    A deterministic function, so equal seeds give equal tokens; numbers of different uniforms, and
+    of one uniform, are as good as independent.
     """
     bits = uniform.double().contiguous().view(torch.int64)
     counter = torch.arange(1, count + 1, device=uniform.device, dtype=torch.int64)

@@ -1,9 +1,9 @@
 """Adaptive length: drafts that end before gamma tokens, decided before the next token is sampled.
 
-A stopping rule reads the distribution that the next draft token would be sampled from, and the probabilities of the
-draft tokens that are kept. It does not read the token itself, so the step stays exact
-(`studies.drafters.stopping_rules` enumerates it, and what goes wrong otherwise). A rule is a value, a frozen
-dataclass, and a pure function:
+A stopping rule reads the distribution that the next draft token would be sampled from, and the
+probabilities of the draft tokens that are kept. It does not read the token itself, so the step
+stays exact (`studies.drafters.stopping_rules` enumerates it, and what goes wrong otherwise). A rule
+is a value, a frozen dataclass, and a pure function:
 
     q            (rows, vocab)     the distribution of the next draft token
     token_probs  (rows, position)  the probability under q of each draft token so far
@@ -75,12 +75,14 @@ class ShortenedDrafter(ChainDrafter):
 
 
 class StoppingDrafter(ShortenedDrafter):
-    """The draft tokens of `drafter` until `stop` says so in a row; the first one is always proposed if `at_least` is 1.
+    """The draft tokens of `drafter` until `stop` says so in a row; the first one is always proposed
+    if `at_least` is 1.
 
-    On the CPU the draft tokens that all rows of the batch have saved cost no forward pass, and are not verified.
+    On the CPU the draft tokens that all rows of the batch have saved cost no forward pass, and are
+    not verified.
 
-    Raises `ValueError` for an `at_least` that is no whole number from 0, `TypeError` for a drafter that is no
-    `ChainDrafter` and a `stop` that cannot be called.
+    Raises `ValueError` for an `at_least` that is no whole number from 0, `TypeError` for a drafter
+    that is no `ChainDrafter` and a `stop` that cannot be called.
 
     >>> from specnb.drafting.ngram import UniformDrafter
     >>> drafter = StoppingDrafter(UniformDrafter(4), LowConfidence(0.5), at_least=1)

@@ -1,15 +1,18 @@
-"""Lookahead decoding (Fu et al., arXiv:2402.02057): the target drafts for itself by Jacobi iteration, without training.
+"""Lookahead decoding (Fu et al., arXiv:2402.02057): the target drafts for itself by Jacobi
+iteration, without training.
 
-A window of guesses stands behind the newest token: `window` positions, and for each the last `ngram` - 1 rounds of
-guesses. Each pass of the target evaluates all of them, beside the candidates that it verifies. What it says after the
-guesses of a position is the next round's guess for the position after it; with the guesses that led to it, it is an
-n-gram, which is kept under its first token. Candidates are the n-grams that begin with the newest token.
+A window of guesses stands behind the newest token: `window` positions, and for each the last
+`ngram` - 1 rounds of guesses. Each pass of the target evaluates all of them, beside the candidates
+that it verifies. What it says after the guesses of a position is the next round's guess for the
+position after it; with the guesses that led to it, it is an n-gram, which is kept under its first
+token. Candidates are the n-grams that begin with the newest token.
 
-The draft tokens of a step are fixed by what earlier passes computed, so q is one-hot, and any exact rule keeps the
-target's distribution at any temperature. At temperature 0 the completion is the target's greedy one.
+The draft tokens of a step are fixed by what earlier passes computed, so q is one-hot, and any exact
+rule keeps the target's distribution at any temperature. At temperature 0 the completion is the
+target's greedy one.
 
-Here n-grams come from the window alone, not from the prompt; candidates of one step begin with different tokens; and
-the window moves by as many positions as were emitted.
+Here n-grams come from the window alone, not from the prompt; candidates of one step begin with
+different tokens; and the window moves by as many positions as were emitted.
 """
 
 from __future__ import annotations
@@ -28,10 +31,12 @@ KEPT = 32  # n-grams under one first token; the one that was found longest ago i
 
 
 class LookaheadDrafter(OnePassDrafter):
-    """Drafts from n-grams that Jacobi iteration of the target found, for `generate` with `study=ONE_PASS`.
+    """Drafts from n-grams that Jacobi iteration of the target found, for `generate` with
+    `hooks=ONE_PASS`.
 
-    A pass evaluates 1 + (`ngram` - 1) (`candidates` + `window`) tokens. The n-grams lie on the host. Raises
-    `ValueError` unless the sizes are whole numbers, ngram and vocab from 2 and the others from 1.
+    A pass evaluates 1 + (`ngram` - 1) (`candidates` + `window`) tokens. The n-grams lie on the
+    host. Raises `ValueError` unless the sizes are whole numbers, ngram and vocab from 2 and the
+    others from 1.
 
     >>> drafter = LookaheadDrafter(vocab=9, window=2, ngram=3, candidates=1)
     >>> drafter.parents, drafter.extra_parents
@@ -44,7 +49,8 @@ class LookaheadDrafter(OnePassDrafter):
         self.scheme = top_children  # without randomness
         self.parents = tuple(-1 if at % self.levels == 0 else at - 1 for at in range(candidates * self.levels))
         first = len(self.parents)
-        rounds = [[first + at - 1 if at else -1 for at in range(window)]]  # the oldest guesses follow each other
+        # The oldest guesses follow each other.
+        rounds = [[first + at - 1 if at else -1 for at in range(window)]]
         rounds += [[first + level * window + at for at in range(window)] for level in range(self.levels - 1)]
         self.extra_parents = tuple(parent for level in rounds for parent in level)
 
@@ -79,7 +85,8 @@ class LookaheadDrafter(OnePassDrafter):
         return guesses
 
     def read(self, logits: Tensor) -> None:
-        """Keeps an n-gram for each position of the window, and goes on to the next round of guesses."""
+        """Keeps an n-gram for each position of the window, and goes on to the next round of
+        guesses."""
         new = logits[:, -self.window :].argmax(dim=-1)
         found = torch.cat([self.guesses, new[:, None]], dim=1)
         for known, ngrams in zip(self.known, found.transpose(1, 2).tolist(), strict=True):

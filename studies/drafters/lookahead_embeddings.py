@@ -1,13 +1,17 @@
-"""PaSS (Monea et al., arXiv:2311.13581): trained embeddings that let the target draft for itself, with no other weight.
+"""PaSS (Monea et al., arXiv:2311.13581): trained embeddings that let the target draft for itself,
+with no other weight.
 
-`count` vectors stand for the tokens that are not known yet. Appended to a text they are evaluated like tokens; what the
-target says after the k-th is the distribution of the token k + 1 places after the text. The target stays as it is.
+`count` vectors stand for the tokens that are not known yet. Appended to a text they are evaluated
+like tokens; what the target says after the k-th is the distribution of the token k + 1 places after
+the text. The target stays as it is.
 
-A step makes one pass, over the newest token, the draft tokens and, after each of these, all vectors, because the step
-may end there: after the last accepted token they give q of the next step. So q depends on the sequence without its
-newest token, and not on other draft tokens: it is known before any is sampled, and the rule is exact.
+A step makes one pass, over the newest token, the draft tokens and, after each of these, all
+vectors, because the step may end there: after the last accepted token they give q of the next step.
+So q depends on the sequence without its newest token, and not on other draft tokens: it is known
+before any is sampled, and the rule is exact.
 
-`python -m studies.drafters.lookahead_embeddings` trains the vectors that ship in `data/pair/lookahead`.
+`python -m studies.drafters.lookahead_embeddings` trains the vectors that ship in
+`data/pair/lookahead`.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ COUNT, STEPS, ROWS, LENGTH, EVERY, RATE, BEGIN, SEED = 3, 400, 4, 128, 4, 0.02, 
 
 
 class Extended(nn.Module):
-    """`embedding` for tokens of its vocabulary, and `vectors` `(count, width)` for the ids after them."""
+    """`embedding` for tokens of its vocabulary, and `vectors` `(count, width)` for the ids after
+    them."""
 
     def __init__(self, embedding: nn.Embedding, vectors: Tensor) -> None:
         super().__init__()
@@ -54,7 +59,8 @@ class Extended(nn.Module):
 
 
 def extended(target: PreTrainedModel, vectors: Tensor) -> PreTrainedModel:
-    """`target` with `vectors` `(count, width)` for the token ids from `vocab` on; all other weights are shared.
+    """`target` with `vectors` `(count, width)` for the token ids from `vocab` on; all other weights
+    are shared.
 
     Raises `ValueError` for vectors of another width.
     """
@@ -71,9 +77,11 @@ def extended(target: PreTrainedModel, vectors: Tensor) -> PreTrainedModel:
 
 
 class PassDrafter(OnePassDrafter):
-    """Draft tokens from the `count` vectors of an `extended` target, for `generate` with `study=ONE_PASS`.
+    """Draft tokens from the `count` vectors of an `extended` target, for `generate` with
+    `hooks=ONE_PASS`.
 
-    gamma is `count`, and a pass evaluates (count + 1)^2 tokens. The first step of a sequence drafts nothing.
+    gamma is `count`, and a pass evaluates (count + 1)^2 tokens. The first step of a sequence drafts
+    nothing.
 
     >>> PassDrafter(vocab=9, count=2).extra_parents
     (-1, 2, 0, 4, 1, 6)
@@ -108,7 +116,8 @@ class PassDrafter(OnePassDrafter):
 
 
 def vectors_after(nodes: range, count: int, first: int) -> tuple[int, ...]:
-    """The parents of `count` vectors after each of `nodes`; the vectors are numbered from `first` on."""
+    """The parents of `count` vectors after each of `nodes`; the vectors are numbered from `first`
+    on."""
     starts = range(first, first + len(nodes) * count, count)
     return tuple(
         node if at == 0 else start + at - 1 for node, start in zip(nodes, starts, strict=True) for at in range(count)
@@ -117,7 +126,8 @@ def vectors_after(nodes: range, count: int, first: int) -> tuple[int, ...]:
 
 @cache
 def training_tree(length: int, count: int) -> tuple[list[int], Tensor, Tensor]:
-    """A text of `length` tokens, with `count` vectors after every `EVERY`th: which tokens have them, depths, mask."""
+    """A text of `length` tokens, with `count` vectors after every `EVERY`th: which tokens have
+    them, depths, mask."""
     after = range(EVERY - 1, length - count - 1, EVERY)
     nodes = range(after.start - 1, after.stop - 1, EVERY)  # the first token is the root
     tree = TokenTree((*chain(length - 1), *vectors_after(nodes, count, length - 1)))
@@ -125,10 +135,11 @@ def training_tree(length: int, count: int) -> tuple[list[int], Tensor, Tensor]:
 
 
 def losses(target: Any, tokens: Tensor, share: float) -> Tensor:
-    """The objective of each vector `(count,)`: `share` of it total variation, the rest forward KL, as for the heads.
+    """The objective of each vector `(count,)`: `share` of it total variation, the rest forward KL,
+    as for the heads.
 
-    Vectors follow some of `tokens` `(rows, length)`, all in one pass; what they say of a token is compared with what
-    the target says of it with all tokens before it known.
+    Vectors follow some of `tokens` `(rows, length)`, all in one pass; what they say of a token is
+    compared with what the target says of it with all tokens before it known.
     """
     (rows, length), vocab = tokens.shape, target.config.vocab_size
     count = len(target.get_input_embeddings().vectors)
@@ -147,7 +158,8 @@ def losses(target: Any, tokens: Tensor, share: float) -> Tensor:
 
 
 def train(target: PreTrainedModel, batches: Any, count: int, steps: int) -> Tensor:
-    """The vectors `(count, width)` after `steps` of `batches`, which begin as the mean of the target's embeddings."""
+    """The vectors `(count, width)` after `steps` of `batches`, which begin as the mean of the
+    target's embeddings."""
     target.requires_grad_(False)
     mean = cast(nn.Embedding, target.get_input_embeddings()).weight.mean(dim=0)
     model: Any = extended(target, mean.expand(count, -1).clone())

@@ -1,14 +1,17 @@
-"""One forward pass of the target for verifying and for drafting: extra tokens behind the draft tokens.
+"""One forward pass of the target for verifying and for drafting: extra tokens behind the draft
+tokens.
 
-The pass that verifies the draft tokens of a step also evaluates *extra tokens*, from which the drafter makes those of
-the next step. Draft tokens and extra tokens are the nodes of one tree, whose mask and positions keep each from seeing
-what does not come before it: no extra token is an ancestor of a draft token, so the target's distributions at the draft
-tokens are those of a pass without extra tokens.
+The pass that verifies the draft tokens of a step also evaluates *extra tokens*, from which the
+drafter makes those of the next step. Draft tokens and extra tokens are the nodes of one tree, whose
+mask and positions keep each from seeing what does not come before it: no extra token is an ancestor
+of a draft token, so the target's distributions at the draft tokens are those of a pass without
+extra tokens.
 
-    studies.drafters.lookahead             extra tokens are a window of guesses, which the target itself improves
+    studies.drafters.lookahead             extra tokens are a window of guesses, which the target
+                                           itself improves
     studies.drafters.lookahead_embeddings  extra tokens are trained embeddings
 
-Give the drafter to `generate` with `study=ONE_PASS`.
+Give the drafter to `generate` with `hooks=ONE_PASS`.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specnb.decoding.generate import Study
+from specnb.decoding.generate import Hooks
 from specnb.decoding.request import Request
 from specnb.decoding.step import Batch
 from specnb.drafting.base import Context, Drafter
@@ -26,8 +29,8 @@ from specnb.trees import TokenTree
 class OnePassDrafter(Drafter):
     """A drafter with extra tokens. `parents` is always set: (-1, 0, 1, ...) for a chain.
 
-    extra_parents  the parent of each extra token: a node of the tree of draft tokens, an earlier extra token (numbered
-                   after all nodes), or -1 for the newest token
+    extra_parents  the parent of each extra token: a node of the tree of draft tokens, an earlier
+                   extra token (numbered after all nodes), or -1 for the newest token
     """
 
     parents: tuple[int, ...]
@@ -38,12 +41,14 @@ class OnePassDrafter(Drafter):
         raise NotImplementedError(f"{type(self).__name__} has no extra_tokens(context)")
 
     def read(self, logits: Tensor) -> None:
-        """Called after the pass, with the target's logits `(rows, extra, vocab)` at the extra tokens."""
+        """Called after the pass, with the target's logits `(rows, extra, vocab)` at the extra
+        tokens."""
         raise NotImplementedError(f"{type(self).__name__} has no read(logits)")
 
 
 class OnePassBatch(Batch):
-    """A batch whose target passes evaluate a drafter's extra tokens, in slots behind those of the draft tokens."""
+    """A batch whose target passes evaluate a drafter's extra tokens, in slots behind those of the
+    draft tokens."""
 
     def __init__(self, request: Request) -> None:
         super().__init__(request)
@@ -72,4 +77,4 @@ class OnePassBatch(Batch):
         return logits[:, :entries]
 
 
-ONE_PASS = Study(batch_class=OnePassBatch)
+ONE_PASS = Hooks(batch_class=OnePassBatch)

@@ -1,4 +1,5 @@
-"""Non-autoregressive drafts: the distributions of all draft tokens are made at once, from the newest token (3.6)."""
+"""Non-autoregressive drafts: the distributions of all draft tokens are made at once, from the
+newest token (3.6)."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ from specnb.drafting.ngram import NgramModel, whole_tokens
 
 
 class SkipGramDrafter(Drafter):
-    """Draft token number k is sampled from the counted distribution of the token k places after the newest one.
+    """Draft token number k is sampled from the counted distribution of the token k places after the
+    newest one.
 
-    No draft token depends on another, so one call gives all of them; a sequence of tokens that are each plausible need
-    not be plausible as a whole. `tokens` are counted, at distances 1 to `gamma`; a step with a larger gamma proposes
-    nothing beyond. The tables stay on the host.
+    No draft token depends on another, so one call gives all of them; a sequence of tokens that are
+    each plausible need not be plausible as a whole. `tokens` are counted, at distances 1 to
+    `gamma`; a step with a larger gamma proposes nothing beyond. The tables stay on the host.
 
     >>> drafter = SkipGramDrafter(np.array([0, 1, 2] * 4), gamma=2, vocab=3)
     >>> context = Context(torch.tensor([[1, 2, 0]]), torch.tensor([3]))

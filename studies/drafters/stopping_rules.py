@@ -1,7 +1,8 @@
 """When may a draft be cut short? Each rule enumerated.
 
-For each rule: the largest total variation between the joint distribution that a step leads to and the target's, over
-random pairs of distributions (vocabulary 3, gamma 2). Drafters are the ones that the decoding loop calls.
+For each rule: the largest total variation between the joint distribution that a step leads to and
+the target's, over random pairs of distributions (vocabulary 3, gamma 2). Drafters are the ones that
+the decoding loop calls.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from studies.drafters.bandit import BanditDrafter
 from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
 
 VOCAB, GAMMA, PREFIX = 3, 2, (0,)
-EXACT = 1e-9  # largest total variation of a rule that is called exact; bisected edges are accurate to 1e-12
+# Largest total variation of a rule that is called exact; bisected edges are accurate to 1e-12.
+EXACT = 1e-9
 
 
 def after_one(q: Tensor, token_probs: Tensor) -> Tensor:
@@ -33,7 +35,8 @@ def after_one(q: Tensor, token_probs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class UnlikelySoFar:
-    """Stop where the draft tokens so far have together a probability below `threshold`. They are kept."""
+    """Stop where the draft tokens so far have together a probability below `threshold`. They are
+    kept."""
 
     threshold: float
 
@@ -52,7 +55,8 @@ class TableDrafter(ChainDrafter):
 
 
 class Discarding(TableDrafter):
-    """Takes back sampled tokens: from the first one on whose `score` is below `threshold`. Not exact."""
+    """Takes back sampled tokens: from the first one on whose `score` is below `threshold`. Not
+    exact."""
 
     def __init__(self, table: Tensor, score: Callable[[Tensor], Tensor], threshold: float) -> None:
         super().__init__(table)
@@ -66,7 +70,8 @@ class Discarding(TableDrafter):
 
 
 def oracle(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """Algorithm 1 in which the token that would be rejected was never proposed: the final token comes from p."""
+    """Algorithm 1 in which the token that would be rejected was never proposed: the final token
+    comes from p."""
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
     later = torch.arange(draft_tokens.shape[1]) >= accepted[:, None]
     return token_verification(
@@ -123,7 +128,8 @@ def _dense(generator: np.random.Generator) -> Tensor:
 
 
 def deviation(case: Case, seed: int) -> tuple[float, float]:
-    """The total variation of a step from the target, and the mean number of draft tokens, on one pair."""
+    """The total variation of a step from the target, and the mean number of draft tokens, on one
+    pair."""
     p, table = random_pair(seed)
     emitted = drafter_step_distribution(case.drafter(table), p, PREFIX, GAMMA, case.verification)
     difference = completed(emitted, p, GAMMA + 1) - joint_distribution(p, GAMMA + 1)
@@ -133,7 +139,8 @@ def deviation(case: Case, seed: int) -> tuple[float, float]:
 
 
 def rule_line(name: str, case: Case, pairs: int) -> dict[str, object]:
-    """The line of one rule, over `pairs` pairs of distributions; a total variation below `EXACT` is 0."""
+    """The line of one rule, over `pairs` pairs of distributions; a total variation below `EXACT` is
+    0."""
     found = np.array([deviation(case, seed) for seed in range(pairs)])
     tv, drafted = found[:, 0].max(), found[:, 1].mean()
     exact = tv < EXACT

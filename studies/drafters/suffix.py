@@ -1,7 +1,8 @@
-"""A drafter that copies what follows the newest tokens in given documents: a file to edit, a retrieved passage.
+"""A drafter that copies what follows the newest tokens in given documents: a file to edit, a
+retrieved passage.
 
-The table of the documents lies on the host: on a CUDA device a step waits for a copy of the sequence to the host and of
-a distribution back, for each draft token.
+The table of the documents lies on the host: on a CUDA device a step waits for a copy of the
+sequence to the host and of a distribution back, for each draft token.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ SEPARATOR = -1  # between documents; no sequence contains it
 class SuffixAutomaton:
     """All substrings of `documents`, and how often each occurs.
 
-    It has a state for each set of strings that end at the same places in the documents, at most two states for each
-    token. A search makes `longest` dictionary look-ups for each row and draft token.
+    It has a state for each set of strings that end at the same places in the documents, at most two
+    states for each token. A search makes `longest` dictionary look-ups for each row and draft
+    token.
 
     >>> automaton = SuffixAutomaton([[1, 2, 3], [1, 2, 4], [2, 4]])
     >>> automaton.continuations([7, 1, 2])
@@ -39,7 +41,8 @@ class SuffixAutomaton:
             self.count[self.link[state]] += self.count[state]
 
     def _append(self, token: int, last: int) -> int:
-        """Extends the automaton by one token (Blumer et al. 1985); returns the state of the whole string."""
+        """Extends the automaton by one token (Blumer et al. 1985); returns the state of the whole
+        string."""
         new = self._state({}, 0, self.length[last] + 1, 1)
         state = last
         while state >= 0 and token not in self.next[state]:
@@ -66,7 +69,8 @@ class SuffixAutomaton:
         return len(self.length) - 1
 
     def continuations(self, recent: Sequence[int]) -> tuple[int, dict[int, int]]:
-        """The longest suffix of `recent` that occurs with a token after it: its length, and how often each follows."""
+        """The longest suffix of `recent` that occurs with a token after it: its length, and how
+        often each follows."""
         state = matched = 0
         for token in recent:
             while state > 0 and token not in self.next[state]:
@@ -83,14 +87,16 @@ class SuffixAutomaton:
 
 
 class SuffixDrafter(ChainDrafter):
-    """Proposes what follows the longest suffix of the sequence in `documents`, which are the same for all rows.
+    """Proposes what follows the longest suffix of the sequence in `documents`, which are the same
+    for all rows.
 
-    At least `shortest` of the newest tokens have to occur, and at most `longest` are looked at; otherwise nothing is
-    proposed. `proportional` samples among the continuations as often as each occurs; otherwise the most frequent one is
-    taken (the lowest token among equals) and q is one-hot.
+    At least `shortest` of the newest tokens have to occur, and at most `longest` are looked at;
+    otherwise nothing is proposed. `proportional` samples among the continuations as often as each
+    occurs; otherwise the most frequent one is taken (the lowest token among equals) and q is
+    one-hot.
 
-    Raises `ValueError` for lengths that are not 1 <= shortest <= longest, documents without tokens, and tokens outside
-    the vocabulary; `TypeError` for documents that are no lists of whole numbers.
+    Raises `ValueError` for lengths that are not 1 <= shortest <= longest, documents without tokens,
+    and tokens outside the vocabulary; `TypeError` for documents that are no lists of whole numbers.
 
     >>> drafter = SuffixDrafter([[4, 5, 6, 7]], vocab=9)
     >>> drafter.distribution(Context(torch.tensor([[1, 4, 5, 0]]), torch.tensor([3])), 0).argmax(-1)

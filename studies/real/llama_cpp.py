@@ -1,10 +1,12 @@
-"""SmolLM2 by llama.cpp, on the GGUF file that the real model is converted from, if the package xllamacpp is installed.
+"""SmolLM2 by llama.cpp, on the GGUF file that the real model is converted from, if the package
+xllamacpp is installed.
 
-It runs in a process of its own: in one process with torch, both were up to 1.6 times as slow. llama.cpp computes with
-the file's weights of 4 bits and with activations of 8, so it does not sample from exactly the distribution of the
-converted model. Its n-gram speculation copies `DRAFTED` tokens that followed the newest `AGREEING` ones, the fastest of
-(2, 5), (3, 8), (4, 8), (4, 16) and its own (12, 48) on the first prompts of three kinds at temperature 0; its cache of
-n-grams gained nothing there.
+It runs in a process of its own: in one process with torch, both were up to 1.6 times as slow.
+llama.cpp computes with the file's weights of 4 bits and with activations of 8, so it does not
+sample from exactly the distribution of the converted model. Its n-gram speculation copies `DRAFTED`
+tokens that followed the newest `AGREEING` ones, the fastest of (2, 5), (3, 8), (4, 8), (4, 16) and
+its own (12, 48) on the first prompts of three kinds at temperature 0; its cache of n-grams gained
+nothing there.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ CONTEXT = 1024  # tokens of prompt and answer
 
 
 def ways(sampling: Sampling, new_tokens: int) -> dict[str, Callable[[int, list[int]], tuple[int, list[int]]]]:
-    """Plain and speculative decoding: number of a prompt and its tokens -> how many new ones. None without the package.
+    """Plain and speculative decoding: number of a prompt and its tokens -> how many new ones. None
+    without the package.
 
     >>> "llama.cpp" in ways(Sampling(0), 8) or find_spec("xllamacpp") is None
     True

@@ -1,10 +1,11 @@
 """Audits of decoding with the real model: copies, a trained head, a tree, and a planted leak.
 
-An item names what drafts, the temperature and the dtype. Copies are drafted with `gamma="auto"`; the tree samples from
-the target's first `LAYERS` layers. The leak drafts with these layers, too, and accepts each tested draft token with a
-probability of `leak` whatever p and q are, so that some of the draft's distribution gets into the output; it is audited
-until it is rejected. Where a model drafts, the audit reads its q. Every line has the total variation per token that the
-audit saw, and from which one on two kinds of error would have been detected.
+An item names what drafts, the temperature and the dtype. Copies are drafted with `gamma="auto"`;
+the tree samples from the target's first `LAYERS` layers. The leak drafts with these layers, too,
+and accepts each tested draft token with a probability of `leak` whatever p and q are, so that some
+of the draft's distribution gets into the output; it is audited until it is rejected. Where a model
+drafts, the audit reads its q. Every line has the total variation per token that the audit saw, and
+from which one on two kinds of error would have been detected.
 """
 
 from __future__ import annotations

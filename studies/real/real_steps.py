@@ -1,8 +1,9 @@
-"""The steps of completions of the real model by prompt lookup, as text: two that are copied, one that is not.
+"""The steps of completions of the real model by prompt lookup, as text: two that are copied, one
+that is not.
 
-One line a step: the draft tokens accepted, the first one rejected, those after it, and the target's own token; and
-`tests`, the p and the uniform of each draft token that was tested (q is 1). Lists are JSON. In float32, so that the
-text depends less on the processor.
+One line a step: the draft tokens accepted, the first one rejected, those after it, and the target's
+own token; and `tests`, the p and the uniform of each draft token that was tested (q is 1). Lists
+are JSON. In float32, so that the text depends less on the processor.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def steps(item: str, gamma: int, new_tokens: int, prompt: int) -> Iterator[dict[
     asked = prompts_of(tokenizer, kind, prompt + 1)[prompt:]
     made = specnb.generate(
         target, asked, specnb.PromptLookupDrafter(target.config.vocab_size), gamma=gamma, max_new_tokens=new_tokens,
-        sampling=specnb.Sampling(float(temperature)), eos=tokenizer.eos_token_id, study=specnb.Study(keep_probs=True),
+        sampling=specnb.Sampling(float(temperature)), eos=tokenizer.eos_token_id, hooks=specnb.Hooks(keep_probs=True),
         progress=False,
     )  # fmt: skip
     assert made.probs is not None

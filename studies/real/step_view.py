@@ -13,8 +13,9 @@ from specnb.decoding.record import StepRecord
 class StepView:
     """One step of one row, each token decoded to a string.
 
-    `accepted` are the accepted draft tokens, `rejected` the first rejected one, if any, and `unused` the draft tokens
-    after it, which were never tested. `sampled` is the recovered or bonus token, `None` if the sequence ended before.
+    `accepted` are the accepted draft tokens, `rejected` the first rejected one, if any, and
+    `unused` the draft tokens after it, which were never tested. `sampled` is the recovered or bonus
+    token, `None` if the sequence ended before.
     """
 
     accepted: list[str]
@@ -32,7 +33,8 @@ class StepView:
         """Pairs (string, fate): all draft tokens in order, then the recovered or bonus token.
 
         >>> StepView(["a", "b"], "c", "d", unused=["e"]).pieces
-        [('a', 'accepted'), ('b', 'accepted'), ('c', 'rejected'), ('e', 'unused'), ('d', 'recovered')]
+        [('a', 'accepted'), ('b', 'accepted'), ('c', 'rejected'), ('e', 'unused'), ('d',
+        'recovered')]
         >>> StepView(["a", "b"], None, "d").pieces
         [('a', 'accepted'), ('b', 'accepted'), ('d', 'bonus')]
         """

@@ -1,18 +1,22 @@
-"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, with three samplings.
+"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, with three
+samplings.
 
-Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt.
-The drafter copies from the text so far (prompt lookup), at most `GAMMAS` tokens and with `gamma="auto"`; a
-trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied.
-Beside them transformers' own generation of the same model, plain and with its prompt lookup, with the settings that
-are best for it by the tokens that it drafts and has accepted (`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and
-compiled code: plain, copies with `gamma="auto"`, and copies or, in steps without one, the head, which takes some
-minutes to compile. One line a way:
+Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in
+turn on each prompt. The drafter copies from the text so far (prompt lookup), at most `GAMMAS`
+tokens and with `gamma="auto"`; a trained head drafts `OF_HEAD` tokens, alone and where nothing can
+be copied. Beside them transformers' own generation of the same model, plain and with its prompt
+lookup, with the settings that are best for it by the tokens that it drafts and has accepted
+(`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and compiled code: plain, copies with
+`gamma="auto"`, and copies or, in steps without one, the head, which takes some minutes to compile.
+One line a way:
 
-- `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
-- `speed_up`: the time per token of the way `over`, plain decoding, over this one, with an interval over prompts
-- `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that verifies n tokens and
-  `c` for each token that the head drafts, if not compiled. v and c are timed before the answers; the prompt's pass,
-  which all ways make, copying and sampling are left out
+- `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in
+  bfloat16 at 0, too
+- `speed_up`: the time per token of the way `over`, plain decoding, over this one, with an interval
+  over prompts
+- `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that
+  verifies n tokens and `c` for each token that the head drafts, if not compiled. v and c are timed
+  before the answers; the prompt's pass, which all ways make, copying and sampling are left out
 """
 
 from __future__ import annotations
@@ -28,8 +32,7 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
-from specnb.decoding.generate import Study as Timed
-from specnb.decoding.generate import generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.record import now
 from specnb.demo import smollm2
 from specnb.distributions import Sampling
@@ -52,8 +55,8 @@ OF_COMPILED = 1  # where verifying a token costs more of a step
 COPIED, COMPILED_COPIED = 10, 6  # the most copied where the head drafts otherwise
 MIXED = 2  # tokens that agree before a copy is preferred to the head's tokens
 THEIRS = {"max_matching_ngram_size": 4, "prompt_lookup_num_tokens": 3}
-"""Of n-grams of 4 tokens with 3 to 8 draft tokens, and of 1 to 3 with 3 to 16, the best above temperature 0 where n
-draft tokens add 0.035 n to the cost of a step; at 0 it is 5 tokens."""
+"""Of n-grams of 4 tokens with 3 to 8 draft tokens, and of 1 to 3 with 3 to 16, the best above
+temperature 0 where n draft tokens add 0.035 n to the cost of a step; at 0 it is 5 tokens."""
 CONTEXT = 192  # tokens before the forward passes that are timed alone
 LENGTHS = (1, 3, 6, 11)  # of the forward passes that are timed alone
 Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
@@ -78,7 +81,8 @@ def head_drafter(target: PreTrainedModel, sampling: Sampling, **settings: Any) -
 
 @cache
 def drafters_of(dtype: str, sampling: Sampling) -> dict[str, Any]:
-    """The drafters of the ways: the same in all items of a temperature, so that they are compiled once for a length."""
+    """The drafters of the ways: the same in all items of a temperature, so that they are compiled
+    once for a length."""
     target, _ = model_and_tokenizer(dtype)
     vocab, most = target.config.vocab_size, {"either": OF_HEAD, "compiled": OF_COMPILED}
     heads = {name: head_drafter(target, sampling, compile=name == "compiled", most=n) for name, n in most.items()}
@@ -135,9 +139,10 @@ def ways_of(
 
 
 def head_cost(target: PreTrainedModel, prompt: list[int], plain: float) -> float:
-    """c: the time that the head needs for a draft token, over that of a forward pass of the target, `plain` seconds."""
+    """c: the time that the head needs for a draft token, over that of a forward pass of the target,
+    `plain` seconds."""
     drafter, gamma = head_drafter(target, Sampling()), OF_HEAD
-    timed = generate(target, [prompt], drafter, gamma=gamma, max_new_tokens=48, study=Timed(timed=True), progress=False)
+    timed = generate(target, [prompt], drafter, gamma=gamma, max_new_tokens=48, hooks=Hooks(timed=True), progress=False)
     return float(np.median(timed.record.seconds["draft"])) / gamma / plain
 
 
@@ -181,7 +186,8 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
 
 
 def line(at: int, over: int, seconds: np.ndarray, tokens: np.ndarray) -> dict[str, Any]:
-    """What was measured of the way in column `at`, and its speed-up over the one in column `over`."""
+    """What was measured of the way in column `at`, and its speed-up over the one in column
+    `over`."""
 
     def speed_up(chosen: Any) -> Any:
         before, this = (seconds[chosen, way].sum(-1) / tokens[chosen, way].sum(-1) for way in (over, at))
@@ -195,7 +201,8 @@ STUDY = Study(
     measure,
     settings={"prompts": 12, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
     small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2, "compiled": False},
-    # Short prompts first: compiled code serves lengths up to a multiple of 128, and a head is compiled for one length.
+    # Short prompts first: compiled code serves lengths up to a multiple of 128, and a head is
+    # compiled for one length.
     items=tuple(f"{kind}-{name}" for name in SAMPLINGS for kind in ("chat", "code", "summary", "quotation", "edit")),
     small_items=("summary-0",),
 )

@@ -1,19 +1,21 @@
 """Does block verification pay by the clock?
 
-Both rules make the same forward passes in each step, so the time of a completion is the number of its steps times the
-time of a step. The two are measured apart: a step takes almost the same time in every call, but the number of steps
-varies so much between completions that timed calls alone would need hours. The table
-`data/results/block_against_token.csv` has a line for each temperature:
+Both rules make the same forward passes in each step, so the time of a completion is the number of
+its steps times the time of a step. The two are measured apart: a step takes almost the same time in
+every call, but the number of steps varies so much between completions that timed calls alone would
+need hours. The table `data/results/block_against_token.csv` has a line for each temperature:
 
-- `token_per_step`, `block_per_step`: tokens per step of `sequences` completions, `prompts` prompts completed again and
-  again with other random numbers
-- `tokens_ratio`: the second over the first; `step_ratio`: the seconds of a step of token verification over those of
-  block verification, the median over `calls` pairs of whole calls, one right after the other, so that a pair shares
-  what the machine does meanwhile; `speed_ratio`: their product, how many times as fast block verification is
+- `token_per_step`, `block_per_step`: tokens per step of `sequences` completions, `prompts` prompts
+  completed again and again with other random numbers
+- `tokens_ratio`: the second over the first; `step_ratio`: the seconds of a step of token
+  verification over those of block verification, the median over `calls` pairs of whole calls, one
+  right after the other, so that a pair shares what the machine does meanwhile; `speed_ratio`: their
+  product, how many times as fast block verification is
 - each with its interval (`_low`, `_high`), by resampling prompts
 - `token_ms`, `block_ms`: milliseconds of a step, median over the calls
 
-An item counts the steps at a temperature, or times them; timing needs a machine that does nothing else.
+An item counts the steps at a temperature, or times them; timing needs a machine that does nothing
+else.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decoding.generate import Generation, Study, generate
+from specnb.decoding.generate import Generation, Hooks, generate
 from specnb.distributions import Sampling
 from specnb.drafting.model import ModelDrafter
 from specnb.measure.statistics import over_rows, ratio_of_sums
@@ -41,7 +43,8 @@ RULES: dict[str, Rule] = {"token": token_verification, "block": block_verificati
 
 
 def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds: int) -> pd.DataFrame:
-    """A line per prompt and repetition: the steps of a completion by each rule, or seconds per step of timed calls."""
+    """A line per prompt and repetition: the steps of a completion by each rule, or seconds per step
+    of timed calls."""
     number, what = item.rsplit("-", 1)
     temperature = float(number.replace("-", "."))
     pair = load_pair(packed=False)
@@ -55,7 +58,8 @@ def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds
 
 
 def counted_steps(complete: Any, prompts: list[list[int]], repeats: int) -> pd.DataFrame:
-    """The steps by each rule (columns) of `repeats` completions of each prompt, each with random numbers of its own."""
+    """The steps by each rule (columns) of `repeats` completions of each prompt, each with random
+    numbers of its own."""
     parts = []
     for repeat in tqdm(range(repeats), desc="completions", delay=3, leave=False):
         rows = range(repeat * len(prompts), (repeat + 1) * len(prompts))
@@ -65,7 +69,8 @@ def counted_steps(complete: Any, prompts: list[list[int]], repeats: int) -> pd.D
 
 
 def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.DataFrame:
-    """Seconds of a step by each rule (columns) in whole calls; on each prompt the rules take turns, `rounds` times."""
+    """Seconds of a step by each rule (columns) in whole calls; on each prompt the rules take turns,
+    `rounds` times."""
     steps: dict[str, list[int]] = {name: [] for name in RULES}
 
     def call(name: str, prompt: list[int], row: int) -> None:
@@ -81,7 +86,7 @@ def _complete(
 ) -> Generation:
     return generate(
         pair.target, prompts, ModelDrafter(pair.draft, sampling), gamma=GAMMA, max_new_tokens=new_tokens,
-        sampling=sampling, rule=rule, seed=9, progress=False, study=Study(rows),
+        sampling=sampling, rule=rule, seed=9, progress=False, hooks=Hooks(rows),
     )  # fmt: skip
 
 
@@ -95,7 +100,8 @@ def estimates(parts: pd.DataFrame) -> pd.DataFrame:
 def line(measured: pd.DataFrame) -> dict[str, float]:
     """All estimates of one temperature, from the lines of `measure`.
 
-    Both rules emit equally many tokens, so tokens per step are compared by the steps that they took.
+    Both rules emit equally many tokens, so tokens per step are compared by the steps that they
+    took.
     """
     counted = measured[measured.measured == "counted"]
     timed = measured[measured.measured == "timed"]

@@ -16,11 +16,13 @@ def sequence_log_probability(
     gamma: int,
     lenience: float,
 ) -> Float[Tensor, "batch n"]:
-    """ln of the probability `(batch, n)` that lenient decoding emits each prefix of `tokens` `(batch, n)`.
+    """ln of the probability `(batch, n)` that lenient decoding emits each prefix of `tokens`
+    `(batch, n)`.
 
-    p and q `(batch, n, vocab)` are both distributions before each token; `gamma` draft tokens are proposed per step.
-    The probability of a token depends on its place within its step, which the sequence does not show, so the places
-    are summed over, from left to right. -inf for a sequence that cannot occur.
+    p and q `(batch, n, vocab)` are both distributions before each token; `gamma` draft tokens are
+    proposed per step. The probability of a token depends on its place within its step, which the
+    sequence does not show, so the places are summed over, from left to right. -inf for a sequence
+    that cannot occur.
 
     >>> p, q = torch.tensor([[[0.5, 0.5]]]), torch.tensor([[[0.25, 0.75]]])
     >>> sequence_log_probability(p, q, torch.tensor([[1]]), gamma=1, lenience=0.8).exp()
@@ -33,7 +35,8 @@ def sequence_log_probability(
     accepted = of_tokens(torch.minimum(p / lenience, q))
     recovered = (of_tokens(lenient_distribution(p, q, lenience)) - accepted).clamp_min(0)
     bonus = of_tokens(p)
-    # place[:, i]: the probability, given the prefix, that the next token is draft token i of its step, or its bonus.
+    # place[:, i]: the probability, given the prefix, that the next token is draft token i of its
+    # step, or its bonus.
     place = torch.zeros(len(tokens), gamma + 1, dtype=p.dtype, device=p.device)
     place[:, 0] = 1.0
     log_probability, prefixes = torch.zeros_like(place[:, 0]), []

@@ -1,4 +1,5 @@
-"""Several draft tokens for one position: how they are proposed, and what merging equal ones into one child does."""
+"""Several draft tokens for one position: how they are proposed, and what merging equal ones into
+one child does."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from specnb.distributions import normalise
 from specnb.enumeration import Drafts, draft_trees, expected_accepted, multiplied
 from specnb.rules import PlannedRule
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
-from studies.rules.spechub import hub_children
+from studies.rules.published_rules import hub_children
 
 
 def proposed(q: Tensor, k: int, scheme: Scheme) -> Drafts:
@@ -21,7 +22,8 @@ def proposed(q: Tensor, k: int, scheme: Scheme) -> Drafts:
 
 
 independent = partial(proposed, scheme=independent_children)  # k samples from q, repeats kept
-without_replacement = partial(proposed, scheme=distinct_children)  # k samples, each from what is left of q
+# k samples, each from what is left of q.
+without_replacement = partial(proposed, scheme=distinct_children)
 most_probable = partial(proposed, scheme=top_children)
 hub_pairs = partial(proposed, scheme=hub_children)  # SpecHub's pairs; k is 2
 
@@ -32,10 +34,12 @@ def from_several(q: Tensor) -> Drafts:
 
 
 def merged(drafts: Drafts, shuffled: bool) -> Drafts:
-    """Equal tokens merged into one child of a tree: each distinct token is tested once, -1 in place of repeats.
+    """Equal tokens merged into one child of a tree: each distinct token is tested once, -1 in place
+    of repeats.
 
-    `shuffled`: the distinct children are tested in random order, every order being equally likely (SpecInfer's
-    verification); otherwise in the order of their first appearance. q is taken to be what it was before.
+    `shuffled`: the distinct children are tested in random order, every order being equally likely
+    (SpecInfer's verification); otherwise in the order of their first appearance. q is taken to be
+    what it was before.
     """
     tokens, rows, chances = [], [], []
     for draft, q, chance in zip(drafts.tokens.tolist(), drafts.q, drafts.probability.tolist(), strict=True):
@@ -51,10 +55,12 @@ def merged(drafts: Drafts, shuffled: bool) -> Drafts:
 
 
 def first_appearances(drafts: Drafts) -> Drafts:
-    """Equal tokens merged in the order of their first appearance, but with the q that they really have.
+    """Equal tokens merged in the order of their first appearance, but with the q that they really
+    have.
 
-    A distinct token that appears after others is a sample from q without these, renormalised. Whether there is one says
-    nothing about which it is. For independent samples from one q; equal proposals are listed once.
+    A distinct token that appears after others is a sample from q without these, renormalised.
+    Whether there is one says nothing about which it is. For independent samples from one q; equal
+    proposals are listed once.
     """
     chances: dict[tuple[int, ...], float] = {}
     once = merged(drafts, shuffled=False)
@@ -73,7 +79,8 @@ def first_appearances(drafts: Drafts) -> Drafts:
 
 
 def selected(rule: PlannedRule, p: Tensor, drafts: Drafts) -> tuple[Tensor, float]:
-    """The distribution `(vocab,)` of the first token that is emitted, and the probability that it was a draft token.
+    """The distribution `(vocab,)` of the first token that is emitted, and the probability that it
+    was a draft token.
 
     >>> from specnb.rules import recursive_rejection
     >>> p, q = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.75, 0.25]).double()

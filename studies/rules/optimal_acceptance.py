@@ -1,18 +1,19 @@
 """The best that any exact rule can do: linear programs, solved by HiGHS with the dual checked.
 
-- Several draft tokens for one position: the optimal transport from tuples of draft tokens to the target's token that
-  maximises the probability that the token is one of the tuple (Sun et al., SpecTr, arXiv 2310.15141; Khisti et al.,
-  arXiv 2410.18234; Hu et al., arXiv 2502.18779).
-- Blocks: the largest expected number of accepted draft tokens over all exact rules for chains and trees, which may know
-  p and q for every context, also off the drafted paths.
+- Several draft tokens for one position: the optimal transport from tuples of draft tokens to the
+  target's token that maximises the probability that the token is one of the tuple (Sun et al.,
+  SpecTr, arXiv 2310.15141; Khisti et al., arXiv 2410.18234; Hu et al., arXiv 2502.18779).
+- Blocks: the largest expected number of accepted draft tokens over all exact rules for chains and
+  trees, which may know p and q for every context, also off the drafted paths.
 
-Sizes: only the set of distinct tokens of a tuple matters, so the program has at most 2^vocab rows whatever k is: k = 8
-with vocabulary 8 has 1,024 variables. Lists of tuples (`optimal_selection`) grow as vocab^k: 5^4 takes well under a
-second, 5^8 does not. Chains have vocab^gamma rows: vocabulary 4 with gamma = 3 (1,024 variables) takes well under a
-second, vocabulary 5 with gamma = 4 (15,625) is beyond it. Of k independent chains only the set of distinct ones
-matters: 8 chains of two tokens, vocabulary 3, are at most 511 sets; of three tokens, vocabulary 2, at most 255; three
-tokens of vocabulary 3 (2^27 sets) are out of reach. Probabilities below about 1e-6 make dual prices so large that the
-optimum can no longer be proved to 1e-9.
+Sizes: only the set of distinct tokens of a tuple matters, so the program has at most 2^vocab rows
+whatever k is: k = 8 with vocabulary 8 has 1,024 variables. Lists of tuples (`optimal_selection`)
+grow as vocab^k: 5^4 takes well under a second, 5^8 does not. Chains have vocab^gamma rows:
+vocabulary 4 with gamma = 3 (1,024 variables) takes well under a second, vocabulary 5 with gamma = 4
+(15,625) is beyond it. Of k independent chains only the set of distinct ones matters: 8 chains of
+two tokens, vocabulary 3, are at most 511 sets; of three tokens, vocabulary 2, at most 255; three
+tokens of vocabulary 3 (2^27 sets) are out of reach. Probabilities below about 1e-6 make dual prices
+so large that the optimum can no longer be proved to 1e-9.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ SCALE = 1e4  # of all rows: HiGHS drops coefficients below 1e-9, which improbabl
 
 
 class Optimum(NamedTuple):
-    """`value` of the best exact rule and `gap`, how far the two solutions of the program are from proving it.
+    """`value` of the best exact rule and `gap`, how far the two solutions of the program are from
+    proving it.
 
-    gap is the duality gap, plus the largest violation of a dual constraint (the variables sum to 1 at most), plus the
-    violations of the primal constraints at their dual prices.
+    gap is the duality gap, plus the largest violation of a dual constraint (the variables sum to 1
+    at most), plus the violations of the primal constraints at their dual prices.
     """
 
     value: float
@@ -55,8 +57,8 @@ Tree = frozenset[tuple[int, ...]]
 def optimal_selection(p: Tensor, drafts: Drafts) -> Optimum:
     """The largest probability with which an exact rule can accept one of several draft tokens.
 
-    p is `(vocab,)`; `drafts` lists every tree of depth 1. Maximises the flow from the trees to the tokens in them, at
-    most the probability of each tree out of it and at most p(x) into each token.
+    p is `(vocab,)`; `drafts` lists every tree of depth 1. Maximises the flow from the trees to the
+    tokens in them, at most the probability of each tree out of it and at most p(x) into each token.
 
     >>> import torch
     >>> from studies.rules.merged_drafts import independent
@@ -72,7 +74,8 @@ def optimal_selection(p: Tensor, drafts: Drafts) -> Optimum:
 
 
 def optimal_cover(p: Tensor, sets: Mapping[frozenset[int], float]) -> Optimum:
-    """`optimal_selection` for the probabilities with which each set of distinct tokens is proposed."""
+    """`optimal_selection` for the probabilities with which each set of distinct tokens is
+    proposed."""
     arcs = [(i, x) for i, tokens in enumerate(sets) for x in sorted(tokens)]
     entries = [(i, column, 1.0) for column, (i, _) in enumerate(arcs)]
     entries += [(len(sets) + x, column, 1.0) for column, (_, x) in enumerate(arcs)]
@@ -98,10 +101,12 @@ def proposed_sets(q: Tensor, k: int) -> Sets:
 
 
 def optimal_chains(p: Conditional, q: Conditional, gamma: int, k: int = 1) -> Optimum:
-    """The largest expected number of accepted draft tokens of any exact rule for k independent chains of `gamma`.
+    """The largest expected number of accepted draft tokens of any exact rule for k independent
+    chains of `gamma`.
 
-    A rule emits the first n draft tokens of a chain and one token more, with probabilities that may depend on the whole
-    draft and on p and q everywhere. It is exact if what it emits, continued by p, has the target's joint distribution.
+    A rule emits the first n draft tokens of a chain and one token more, with probabilities that may
+    depend on the whole draft and on p and q everywhere. It is exact if what it emits, continued by
+    p, has the target's joint distribution.
     """
     chains = list(product(range(len(p(()))), repeat=gamma))
     sets = proposed_sets(torch.tensor([_chance(q, chain, 0) for chain in chains], dtype=torch.float64), k)
@@ -109,7 +114,8 @@ def optimal_chains(p: Conditional, q: Conditional, gamma: int, k: int = 1) -> Op
 
 
 def optimal_tree(p: Conditional, trees: Mapping[Tree, float], depth: int) -> Optimum:
-    """The same for draft trees and their probabilities; a tree is the set of the paths of tokens to its nodes."""
+    """The same for draft trees and their probabilities; a tree is the set of the paths of tokens to
+    its nodes."""
     vocab = len(p(()))
     target = joint_distribution(p, depth + 1).flatten().tolist()
     entries: Entries = []
@@ -148,7 +154,8 @@ def _chance(probs: Conditional, tokens: tuple[int, ...], start: int) -> float:
 
 
 def _maximum(gain: Floats, entries: Entries, limits: Floats, equal: bool) -> Optimum:
-    """The maximum of gain x, x >= 0, subject to A x <= limits, or = limits; the dual solution bounds the error.
+    """The maximum of gain x, x >= 0, subject to A x <= limits, or = limits; the dual solution
+    bounds the error.
 
     Raises `RuntimeError` if the program is not solved to 1e-9.
     """

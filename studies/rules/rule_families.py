@@ -1,4 +1,5 @@
-"""Families of pairs p, q on small vocabularies: random ones of several kinds, and the trained pair's, reduced."""
+"""Families of pairs p, q on small vocabularies: random ones of several kinds, and the trained
+pair's, reduced."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def _near(generator: np.random.Generator, vocab: int) -> tuple[Floats, Floats]:
 
 
 def _peaked(generator: np.random.Generator, vocab: int) -> tuple[Floats, Floats]:
-    """Most of the probability on one token, half of the time on the same one; no probability below 0.01 / vocab."""
+    """Most of the probability on one token, half of the time on the same one; no probability below
+    0.01 / vocab."""
     p, q = (np.sort(generator.dirichlet(np.full(vocab, 0.2)))[::-1] * 0.99 + 0.01 / vocab for _ in range(2))
     order = generator.permutation(vocab)
     return p[order], q[order] if generator.random() < 0.5 else q[generator.permutation(vocab)]
@@ -75,18 +77,21 @@ def conditionals(family: str, vocab: int, seed: int) -> tuple[Conditional, Condi
 
 
 def trained_conditionals(vocab: int, seed: int) -> tuple[Conditional, Conditional]:
-    """p and q of the trained pair after the first tokens of held-out file `seed`, reduced to `vocab` tokens.
+    """p and q of the trained pair after the first tokens of held-out file `seed`, reduced to
+    `vocab` tokens.
 
-    Token i is the i-th most probable under the target, the last one stands for all others: their probability is summed,
-    and they are continued with the most probable of them. Summing hides differences between p and q within the rest, so
-    more is accepted than on the whole vocabulary, by every rule and by the optimum.
+    Token i is the i-th most probable under the target, the last one stands for all others: their
+    probability is summed, and they are continued with the most probable of them. Summing hides
+    differences between p and q within the rest, so more is accepted than on the whole vocabulary,
+    by every rule and by the optimum.
     """
     return lambda context: _reduced(vocab, seed, context)[0], lambda context: _reduced(vocab, seed, context)[1]
 
 
 @cache
 def _reduced(vocab: int, seed: int, context: tuple[int, ...]) -> tuple[Tensor, Tensor, list[int], list[int]]:
-    """p and q after the context, the sequence of the model's tokens that it stands for, and the token of each index."""
+    """p and q after the context, the sequence of the model's tokens that it stands for, and the
+    token of each index."""
     pair, prompts = _trained()
     if context:
         *_, sequence, ids = _reduced(vocab, seed, context[:-1])

@@ -1,19 +1,23 @@
 """What each verification rule gains on the trained pair.
 
-All methods of a temperature make four forward passes of the draft model and one of the target in each step, so they
-differ in the tokens that the target's forward pass has to evaluate: 5 for a chain, 9 for two chains, 13 for a tree. The
-tree's shape is chosen by `studies.rules.tree_shape.best_tree` from acceptance measured on other prompts. The table
+All methods of a temperature make four forward passes of the draft model and one of the target in
+each step, so they differ in the tokens that the target's forward pass has to evaluate: 5 for a
+chain, 9 for two chains, 13 for a tree. The tree's shape is chosen by
+`studies.rules.tree_shape.best_tree` from acceptance measured on other prompts. The table
 `data/results/rules_in_the_loop.csv` has a line for each temperature and method:
 
 - `tokens_per_step` with its interval over sequences; `steps`, the number of steps behind it
-- `predicted`: the speed-up over plain decoding that tokens per step, v(n) and c predict, both measured just before
-- `measured`: the speed-up that was timed, with its interval; every method in turn on one prompt after another, batch 1
-- `break_even`: the v(n) at which the method would be as fast as token verification of a chain of 4; above the measured
-  `verify_cost` the method wins
-- `block_accepted`, `token_accepted` (the line of token verification): the expected number of accepted tokens of both
-  rules on the same drafts, computed from p and q without sampling; `block_worse`: on how many of `drafts` block
-  verification is expected to accept fewer
-- `nodes`, `depth`, `parents`: the tree; `child_rates`: the measured acceptance of the first child, the second and so on
+- `predicted`: the speed-up over plain decoding that tokens per step, v(n) and c predict, both
+  measured just before
+- `measured`: the speed-up that was timed, with its interval; every method in turn on one prompt
+  after another, batch 1
+- `break_even`: the v(n) at which the method would be as fast as token verification of a chain of 4;
+  above the measured `verify_cost` the method wins
+- `block_accepted`, `token_accepted` (the line of token verification): the expected number of
+  accepted tokens of both rules on the same drafts, computed from p and q without sampling;
+  `block_worse`: on how many of `drafts` block verification is expected to accept fewer
+- `nodes`, `depth`, `parents`: the tree; `child_rates`: the measured acceptance of the first child,
+  the second and so on
 """
 
 from __future__ import annotations
@@ -44,13 +48,13 @@ from specnb.rules import (
     traversal_verification,
 )
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
-from studies.rules.best_draft import best_path_block
-from studies.rules.selection import k_sequential_tree
+from studies.rules.published_rules import best_path_block, k_sequential_tree
 from studies.rules.tree_shape import best_tree
 from studies.speed.pairs import prompts_of
 from studies.study import Study, columns, timed_in_turn
 
-DEPTH, NODES, CHILDREN = 4, 12, 6  # levels and nodes of the tree; children whose acceptance is measured
+# Levels and nodes of the tree; children whose acceptance is measured.
+DEPTH, NODES, CHILDREN = 4, 12, 6
 PROMPT_TOKENS = 32
 TWO_CHAINS = (-1, -1, 0, 1, 2, 3, 4, 5)
 
@@ -69,7 +73,8 @@ class Method(NamedTuple):
 
 
 def methods(tree: tuple[int, ...], top: tuple[int, ...], temperature: float) -> dict[str, Method]:
-    """The methods of one temperature; `tree` is for sampled children, `top` for the most probable ones."""
+    """The methods of one temperature; `tree` is for sampled children, `top` for the most probable
+    ones."""
     found = {
         "plain": Method(None),
         "token, chain": Method(token_verification),
@@ -91,7 +96,8 @@ def methods(tree: tuple[int, ...], top: tuple[int, ...], temperature: float) -> 
 
 @dataclass(frozen=True)
 class Noted:
-    """Token verification that notes what both rules are expected to accept of each draft; `steps` at most."""
+    """Token verification that notes what both rules are expected to accept of each draft; `steps`
+    at most."""
 
     token: list[Tensor]
     block: list[Tensor]
@@ -108,9 +114,9 @@ class Noted:
 def both_expected(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """The expected number of accepted tokens `(...,)` of token and of block verification.
 
-    Prefix i of a draft is accepted with probability prod_j min(1, r_j) by token verification, and by block verification
-    with w_i = min(1, w_{i-1} r_i), whatever the draft tokens after it; r_j is p/q of token j. These are summed. Each
-    term of the second is at least that of the first.
+    Prefix i of a draft is accepted with probability prod_j min(1, r_j) by token verification, and
+    by block verification with w_i = min(1, w_{i-1} r_i), whatever the draft tokens after it; r_j is
+    p/q of token j. These are summed. Each term of the second is at least that of the first.
 
     >>> p, q = torch.tensor([[1, 2], [1, 2], [1, 2]]) / 3, torch.tensor([[2, 1], [2, 1]]) / 3
     >>> [round(float(expected), 3) for expected in both_expected(p, q, torch.tensor([0, 1]))]
@@ -169,7 +175,8 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
 
 
 def block_beside_token(run: Callable[..., Any], prompts: list[list[int]], steps: int) -> dict[str, float]:
-    """What both rules are expected to accept of the drafts of at most so many steps of token verification."""
+    """What both rules are expected to accept of the drafts of at most so many steps of token
+    verification."""
     noted = Noted([], [], steps)
     run(Method(noted), prompts)
     token, block = torch.stack(noted.token), torch.stack(noted.block)
@@ -179,7 +186,8 @@ def block_beside_token(run: Callable[..., Any], prompts: list[list[int]], steps:
 
 
 def step_cost(method: Method, costs: Costs) -> float:
-    """The cost of a step in target forward passes over one token: v(gamma + 1), and c for each draft pass.
+    """The cost of a step in target forward passes over one token: v(gamma + 1), and c for each
+    draft pass.
 
     Draft passes over several nodes are taken to cost what one over one token does.
     """

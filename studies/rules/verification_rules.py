@@ -1,24 +1,27 @@
 """Verification rules side by side.
 
-Every rule is enumerated exactly on the same small distributions. The table `data/results/verification_rules.csv` has
-one line for each rule, number of draft tokens, vocabulary and family of distributions:
+Every rule is enumerated exactly on the same small distributions. The table
+`data/results/verification_rules.csv` has one line for each rule, number of draft tokens, vocabulary
+and family of distributions:
 
-- `kind`: `chain` (gamma draft tokens in a row), `several` (k draft tokens for one position) or `tree` (both);
-  `draft_tokens`: how many; `shape`: of a tree, see `TREES`
+- `kind`: `chain` (gamma draft tokens in a row), `several` (k draft tokens for one position) or
+  `tree` (both); `draft_tokens`: how many; `shape`: of a tree, see `TREES`
 - `rule`, `source` (where it is from) and `read` (what of the source could be read)
-- `tv`: the largest total variation between what a step emits, completed by the target, and the target's distribution
-- `accepted`: the mean over the pairs of the expected number of accepted tokens (chain, tree) or of the probability that
-  a draft token is accepted (several); `optimum`: the mean of the largest value of any exact rule for the same draft
-  tokens, by linear programming
-- `fraction_min`, `fraction_mean`, `fraction_max`: accepted / optimum over the pairs, 1 where nothing can be accepted;
-  above 1 for no exact rule
+- `tv`: the largest total variation between what a step emits, completed by the target, and the
+  target's distribution
+- `accepted`: the mean over the pairs of the expected number of accepted tokens (chain, tree) or of
+  the probability that a draft token is accepted (several); `optimum`: the mean of the largest value
+  of any exact rule for the same draft tokens, by linear programming
+- `fraction_min`, `fraction_mean`, `fraction_max`: accepted / optimum over the pairs, 1 where
+  nothing can be accepted; above 1 for no exact rule
 
-Besides the families there are examples: that of HSD's README, and the smallest for the rules that are not exact. One
-family is the trained pair's, see `studies.rules.rule_families`.
+Besides the families there are examples: that of HSD's README, and the smallest for the rules that
+are not exact. One family is the trained pair's, see `studies.rules.rule_families`.
 
-Sizes: the programs reach 8 draft tokens of one position for vocabulary 3, and 4 for 4 and 5 (the limit is the
-enumeration of the rules, over vocab^k tuples), chains of two and three, and trees with at most two or three positions
-and vocabulary 2 or 3. Three positions with vocabulary 3 and several chains (2^27 sets of chains) are out of reach.
+Sizes: the programs reach 8 draft tokens of one position for vocabulary 3, and 4 for 4 and 5 (the
+limit is the enumeration of the rules, over vocab^k tuples), chains of two and three, and trees with
+at most two or three positions and vocabulary 2 or 3. Three positions with vocabulary 3 and several
+chains (2^27 sets of chains) are out of reach.
 """
 
 from __future__ import annotations
@@ -52,12 +55,6 @@ from specnb.rules import (
     traversal_verification,
 )
 from specnb.trees import Scheme, distinct_children, independent_children, node_depths, top_children
-from studies.rules.best_draft import best_draft_code_rule, best_path_block
-from studies.rules.hierarchical import (
-    hierarchical_verification,
-    hierarchical_verification_code,
-    hierarchical_verification_file,
-)
 from studies.rules.merged_drafts import (
     first_appearances,
     hub_pairs,
@@ -68,9 +65,17 @@ from studies.rules.merged_drafts import (
     without_replacement,
 )
 from studies.rules.optimal_acceptance import drafted_trees, optimal_chains, optimal_selection, optimal_tree
+from studies.rules.published_rules import (
+    best_draft_code_rule,
+    best_path_block,
+    hierarchical_verification,
+    hierarchical_verification_code,
+    hierarchical_verification_file,
+    k_sequential_tree,
+    spechub_code,
+    spechub_tree,
+)
 from studies.rules.rule_families import FAMILIES, TRAINED, conditionals_of
-from studies.rules.selection import k_sequential_tree
-from studies.rules.spechub import spechub_code, spechub_tree
 from studies.study import Study
 
 Proposals = Callable[[Tensor, int], Drafts]
@@ -153,7 +158,8 @@ TREE_METHODS = {
 
 PAIRS = 4  # pairs p, q of each family
 CHAIN_SIZES = ((3, 2), (3, 3), (4, 2))  # vocabulary, gamma
-DRAFTS = {3: (1, 2, 3, 4, 6, 8), 4: (1, 2, 3, 4), 5: (1, 2, 3, 4)}  # numbers of draft tokens for each vocabulary
+# Numbers of draft tokens for each vocabulary.
+DRAFTS = {3: (1, 2, 3, 4, 6, 8), 4: (1, 2, 3, 4), 5: (1, 2, 3, 4)}
 TREE_PAIRS = 2  # of the pairs of each family, for trees
 TREES = {  # shape: vocabulary and parents
     "2 chains of 2": (3, (-1, -1, 0, 1)),
@@ -191,7 +197,8 @@ def chain_rows(
 def tree_rows(
     pairs: int = TREE_PAIRS, shapes: Sequence[str] = tuple(TREES), families: Sequence[str] = (*FAMILIES, TRAINED)
 ) -> Iterator[dict[str, object]]:
-    """A line for each rule for trees, shape and family: chains are independent, other trees have distinct children."""
+    """A line for each rule for trees, shape and family: chains are independent, other trees have
+    distinct children."""
     for shape in shapes:
         vocab, parents = TREES[shape]
         depth = max(node_depths(parents))
@@ -218,7 +225,8 @@ def _optimum(p: Conditional, q: Conditional, parents: tuple[int, ...], scheme: S
 def _of_steps(
     steps: Sequence[Emissions], chosen: Sequence[tuple[Conditional, Conditional]], gamma: int
 ) -> tuple[list[float], list[float]]:
-    """The total variation of each step, completed by the target, and its expected accepted tokens."""
+    """The total variation of each step, completed by the target, and its expected accepted
+    tokens."""
     distances = [
         float((completed(step, p, gamma + 1) - joint_distribution(p, gamma + 1)).abs().sum()) / 2
         for step, (p, _) in zip(steps, chosen, strict=True)
@@ -229,7 +237,8 @@ def _of_steps(
 def selection_rows(
     pairs: int = PAIRS, drafts: Mapping[int, Sequence[int]] = DRAFTS, families: Sequence[str] = (*FAMILIES, TRAINED)
 ) -> Iterator[dict[str, object]]:
-    """A line for each rule for several draft tokens, each number of them, vocabulary and family, and each example."""
+    """A line for each rule for several draft tokens, each number of them, vocabulary and family,
+    and each example."""
     for example, (p, q, k) in EXAMPLES.items():
         pair = (torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64))
         yield from _selection_rows([pair], k, {"vocab": len(p), "family": example})
@@ -268,7 +277,8 @@ def _summary(rule: Listed, distances: list[float], accepted: list[float], best: 
 
 
 def measure(item: str, pairs: int) -> pd.DataFrame:
-    """The lines of one kind of rule, over `pairs` pairs of distributions of each family (`TREE_PAIRS` for trees)."""
+    """The lines of one kind of rule, over `pairs` pairs of distributions of each family
+    (`TREE_PAIRS` for trees)."""
     if item == "tree":
         return pd.DataFrame(tree_rows(min(pairs, TREE_PAIRS)))
     return pd.DataFrame(chain_rows(pairs) if item == "chain" else selection_rows(pairs))

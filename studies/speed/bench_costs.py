@@ -1,7 +1,9 @@
-"""Milliseconds of target forward passes over 1 to 17 tokens and of a draft forward pass, at several contexts.
+"""Milliseconds of target forward passes over 1 to 17 tokens and of a draft forward pass, at several
+contexts.
 
-Notebook 12 reads it. `ms_low` and `ms_high` are quartiles. Cache slots are those half-way through a generation of 128
-tokens; compiled passes are timed over the lengths that `bench_walltime` compiles, at its context only.
+Notebook 12 reads it. `ms_low` and `ms_high` are quartiles. Cache slots are those half-way through a
+generation of 128 tokens; compiled passes are timed over the lengths that `bench_walltime` compiles,
+at its context only.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def measure(item: str, repetitions: int, new_tokens: int, contexts: tuple[int, ...]) -> pd.DataFrame:
-    """The curves of one pair in one layout. `contexts` are tokens half-way through the generation."""
+    """The curves of one pair in one layout. `contexts` are tokens half-way through the
+    generation."""
     name, layout = item.split("-", 1)
     pair, compiled = PAIRS[name](**LAYOUTS[layout]), layout.startswith("compiled")
     lengths = [gamma + 1 for gamma in COMPILED_GAMMAS] if compiled else list(range(1, LARGEST + 1))

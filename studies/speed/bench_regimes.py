@@ -1,7 +1,8 @@
-"""Improvement at gamma = 4 over alpha, size of the draft model, temperature and batch size, for notebook 12.
+"""Improvement at gamma = 4 over alpha, size of the draft model, temperature and batch size, for
+notebook 12.
 
-Batches are decoded with continuous batching. `x` is alpha, the parameters of the draft model over those of the target,
-the temperature, or the rows of the batch.
+Batches are decoded with continuous batching. `x` is alpha, the parameters of the draft model over
+those of the target, the temperature, or the rows of the batch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Predicted and measured improvement of speculative over plain decoding, for each gamma, of both pairs.
+"""Predicted and measured improvement of speculative over plain decoding, for each gamma, of both
+pairs.
 
-Notebook 12 reads it. Times of forward passes and of generations alternate, so that both are measured under equal
-conditions. `draft`, `target` and `rest` are fractions of a step; `own` is the fraction beyond the draft and target
-forward passes as they were timed alone.
+Notebook 12 reads it. Times of forward passes and of generations alternate, so that both are
+measured under equal conditions. `draft`, `target` and `rest` are fractions of a step; `own` is the
+fraction beyond the draft and target forward passes as they were timed alone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from specnb.decoding.record import PARTS
 from specnb.distributions import Sampling
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.cost import CostMeter, Costs, mid_generation
-from specnb.measure.recommend import predict
-from specnb.measure.statistics import ratio_of_sums
+from specnb.measure.recommend import predicted_speedup
 from specnb.theory import step_cost
 from studies.speed.pairs import PAIRS, PROMPT_TOKENS, PROMPTS, prompts_of
 from studies.speed.speeds import Speeds, measure_speeds
@@ -34,7 +34,8 @@ def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
     name, way = item.split("-")
     temperature, compiled = float(way != "greedy"), way == "compiled"
     gammas, sampling = COMPILED_GAMMAS if compiled else GAMMAS, Sampling(temperature)
-    made_for = {"temperature": temperature} if name == "synthetic" else {}  # its alpha holds at one temperature
+    # Its alpha holds at one temperature.
+    made_for = {"temperature": temperature} if name == "synthetic" else {}
     pair = PAIRS[name](**WAYS[way], **made_for)
     prompts = prompts_of(pair, PROMPTS[name][0], SEQUENCES)
     found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling)
@@ -46,12 +47,12 @@ def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
         between=meter.round,
     )  # fmt: skip
     costs = meter.costs()
-    alpha = columns("alpha", ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1])))
+    alpha = columns("alpha", found.alpha("draft"))
     return pd.DataFrame(
         {"pair": name} | conditions(pair, compiled) | {"gamma": gamma, "temperature": temperature}
         | alpha | columns("c", costs.cost_ratio)
         | {"v": float(costs.verify_cost(gamma + 1)), "target_ms": 1e3 * float(np.median(costs.target[:, 0]))}
-        | columns("predicted", predict(beta, costs, gamma)) | columns("measured", speeds.improvement(gamma))
+        | columns("predicted", predicted_speedup(beta, costs, gamma)) | columns("measured", speeds.improvement(gamma))
         | {"tokens_per_step": speeds.tokens(gamma)}
         | {part: speeds.time_fraction(gamma, part) for part in PARTS} | {"own": overhead_fraction(costs, speeds, gamma)}
         for gamma in gammas if gamma
@@ -67,8 +68,8 @@ def overhead_fraction(costs: Costs, speeds: Speeds, gamma: int) -> float:
 
 
 def counted(lines: Any) -> Any:
-    """The prediction from the counted tokens per step instead of alpha, for a row or a table with the columns
-    tokens_per_step, gamma, c and v."""
+    """The prediction from the counted tokens per step instead of alpha, for a row or a table with
+    the columns tokens_per_step, gamma, c and v."""
     return lines["tokens_per_step"] / step_cost(lines["gamma"], lines["c"], lambda _: lines["v"])
 
 

@@ -1,14 +1,20 @@
-"""Tables 2 and 4 of Leviathan et al. on the T5 that was trained here: tasks, drafts of four sizes, two temperatures.
+"""Tables 2 and 4 of Leviathan et al. on the T5 that was trained here: tasks, drafts of four sizes,
+two temperatures.
 
-Whole calls of `generate`, the encoders' passes included, one prompt at a time in float32, until the answer ends. Plain
-decoding and all drafts take turns on each prompt, functions of held-out files, as in `studies.speed.pair_speeds`, whose
-columns are these, too. A draft's gamma is the fastest of `GAMMAS` on other prompts. The other columns:
+Whole calls of `generate`, the encoders' passes included, one prompt at a time in float32, until the
+answer ends. Plain decoding and all drafts take turns on each prompt, functions of held-out files,
+as in `studies.speed.pair_speeds`, whose columns are these, too. A draft's gamma is the fastest of
+`GAMMAS` on other prompts. The other columns:
 
 - `orders`: by how many orders of magnitude a draft is smaller than the target
-- `alpha`: mean overlap of both distributions along the answers that the target writes, with a 95% interval over prompts
-- `c`, `v`: times of a pass of the draft, and of one of the target over gamma + 1 tokens, over the target's over one
-- `ended`: the fraction of the target's answers that end before `most` tokens; the others repeat themselves
-- `expected`: Theorem 3.8 as in Table 4, with v = 1; `predicted`: with v as measured, both without the encoders
+- `alpha`: mean overlap of both distributions along the answers that the target writes, with a 95%
+  interval over prompts
+- `c`, `v`: times of a pass of the draft, and of one of the target over gamma + 1 tokens, over the
+  target's over one
+- `ended`: the fraction of the target's answers that end before `most` tokens; the others repeat
+  themselves
+- `expected`: Theorem 3.8 as in Table 4, with v = 1; `predicted`: with v as measured, both without
+  the encoders
 """
 
 from __future__ import annotations
@@ -60,7 +66,8 @@ class DecoderMeter(CostMeter):
 
 @torch.inference_mode()
 def betas(models: dict[str, Any], given: Sequence[Example], sampling: Sampling) -> dict[str, NDArray[np.float64]]:
-    """Of each draft, the sum of beta along the answer of each example, and its tokens: `(2, examples)`."""
+    """Of each draft, the sum of beta along the answer of each example, and its tokens:
+    `(2, examples)`."""
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in models if name != TARGET}
     for example in given:
         p, *qs = (standardise(t5.logits_of(model, t5.padded([example])), sampling) for model in models.values())
@@ -83,7 +90,8 @@ def theory(beta: NDArray[np.float64], costs: Costs, gamma: int) -> dict[str, flo
 
 
 def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int) -> pd.DataFrame:
-    """A line for plain decoding and for each draft; the last `chosen_on` prompts are for the choice of gamma."""
+    """A line for plain decoding and for each draft; the last `chosen_on` prompts are for the choice
+    of gamma."""
     task, temperature = item.split("-")
     sampling, tokenizer, models = (
         Sampling(float(temperature)),
@@ -93,7 +101,7 @@ def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int
     held_out, target = t5.examples(tokenizer, "held-out", task), models[TARGET]
     order = np.random.default_rng(0).permutation(len(held_out))[: prompts + chosen_on].tolist()
     given = [held_out[at][0] for at in order]
-    calls = Calls(target, sampling, most, eos=target.config.eos_token_id, study=ENCODER_DECODER)
+    calls = Calls(target, sampling, most, eos=target.config.eos_token_id, hooks=ENCODER_DECODER)
     plain, drafters = Entry(NONE, None, 0), {of: models[of] for of in models if of != TARGET}
     drafts = [Entry(of, EncoderDecoderDrafter(model, sampling), 0) for of, model in drafters.items()]
     chosen = [plain, *(calls.with_gamma(entry, given[prompts:], GAMMAS) for entry in drafts)]

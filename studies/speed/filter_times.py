@@ -1,9 +1,11 @@
-"""Milliseconds of one thread from logits to a distribution, by the filters, beside the processors of transformers.
+"""Milliseconds of one thread from logits to a distribution, by the filters, beside the processors
+of transformers.
 
-Five rows of logits that are normal with standard deviation 3, float32, in vocabularies of 49,152 (SmolLM2) and 151,936
-tokens (Qwen2.5). The hot setting keeps thousands of tokens. Times are those of the thread alone, the smallest of
-`rounds` in which all take turns, so that other work on the machine changes them little. `to_temperature` is the time in
-units of temperature alone, `transformers_ms` that of its processors for the same settings and a softmax.
+Five rows of logits that are normal with standard deviation 3, float32, in vocabularies of 49,152
+(SmolLM2) and 151,936 tokens (Qwen2.5). The hot setting keeps thousands of tokens. Times are those
+of the thread alone, the smallest of `rounds` in which all take turns, so that other work on the
+machine changes them little. `to_temperature` is the time in units of temperature alone,
+`transformers_ms` that of its processors for the same settings and a softmax.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""The sampler on one CUDA device: is it exact there, what do forward passes cost, how fast are whole calls?
+"""The sampler on one CUDA device: is it exact there, what do forward passes cost, how fast are
+whole calls?
 
-Ten minutes on one card: `python -m studies gpu`. Each item is measured by itself, with the `commit` of its code; its
-lines have the columns of its kind:
+Ten minutes on one card: `python -m studies gpu`. Each item is measured by itself, with the `commit`
+of its code; its lines have the columns of its kind:
 
-- `audit`: tokens sampled from the target, speculatively and captured, and what the audit says of them: its verdict,
-  log10 of its e-value, and the interval of the total variation per token
-- `pass`: `cost` is v(n), the time of a forward pass of the target over `n` tokens of each of `rows` sequences, over
-  that of one token each, with an interval over repetitions; for the draft, c
-- `call`, `graph`, `compiled`: whole calls for `rows` copies of a prompt, all ways in turn on each prompt. `speed_up` is
-  the time per token of the fastest way to decode plainly (`over`) over this one's, with an interval over prompts;
-  `predicted` is tokens per step over the cost of a step, from captured passes timed in the same item
+- `audit`: tokens sampled from the target, speculatively and captured, and what the audit says of
+  them: its verdict, log10 of its e-value, and the interval of the total variation per token
+- `pass`: `cost` is v(n), the time of a forward pass of the target over `n` tokens of each of `rows`
+  sequences, over that of one token each, with an interval over repetitions; for the draft, c
+- `call`, `graph`, `compiled`: whole calls for `rows` copies of a prompt, all ways in turn on each
+  prompt. `speed_up` is the time per token of the fastest way to decode plainly (`over`) over this
+  one's, with an interval over prompts; `predicted` is tokens per step over the cost of a step, from
+  captured passes timed in the same item
 
-Ways to decode are ours, captured as a graph (`compile="graph"`), with the number of draft tokens or `auto`; in `call`
-also eager, and transformers' own generation, with prompt lookup or the draft model; in `compiled` some that torch
-compiles before they are captured (`compile=True`).
+Ways to decode are ours, captured as a graph (`compile="graph"`), with the number of draft tokens or
+`auto`; in `call` also eager, and transformers' own generation, with prompt lookup or the draft
+model; in `compiled` some that torch compiles before they are captured (`compile=True`).
 """
 
 from __future__ import annotations
@@ -26,8 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specnb.decoding.generate import Study as Numbered
-from specnb.decoding.generate import forget_compiled, generate
+from specnb.decoding.generate import Hooks, forget_compiled, generate
 from specnb.distributions import Sampling
 from specnb.measure.cost import Costs, measure_costs
 from specnb.measure.statistics import bootstrap
@@ -40,7 +41,8 @@ from studies.study import Study, columns, commit, timed_in_turn
 
 CONTEXT = 128  # tokens before the forward passes that are timed alone
 Line = dict[str, Any]
-Way = Callable[[int, list[int]], tuple[int, int]]  # number of a prompt and its tokens -> new tokens a row, and steps
+# Number of a prompt and its tokens -> new tokens a row, and steps.
+Way = Callable[[int, list[int]], tuple[int, int]]
 
 
 def audited(given: Setup, temperature: float, sequences: int, new_tokens: int) -> Iterator[Line]:
@@ -90,7 +92,7 @@ def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes
     def call(drafter: Any, gamma: Any, compile: Any, number: int, prompt: list[int]) -> tuple[int, int]:
         made = generate(
             given.target, [prompt] * rows, drafter, gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
-            eos=given.eos, compile=compile, progress=False, study=Numbered(range(number * rows, (number + 1) * rows)),
+            eos=given.eos, compile=compile, progress=False, hooks=Hooks(range(number * rows, (number + 1) * rows)),
         )  # fmt: skip
         return sum(map(len, made.tokens)), int(made.record.target_passes.sum())
 
@@ -99,7 +101,8 @@ def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes
     for mode, compile in modes.items():
         ways[f"plain, {mode}"] = partial(call, None, 0, compile)
         for name, gamma in drafted[:1] if mode == "compiled" else drafted:
-            drafter = given.drafters[name][0](sampling)  # a graph holds its tensors, so each way has its own
+            # a graph holds its tensors, so each way has its own.
+            drafter = given.drafters[name][0](sampling)
             ways[f"{name} {gamma}, {mode}"] = partial(call, drafter, gamma, compile)
     return ways
 
@@ -118,7 +121,8 @@ def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int) -> 
             pad_token_id=max(end, 0), **(how if sampling.temperature else {"do_sample": False}), **settings,
         )  # fmt: skip
         new = made[:, len(prompt) :]
-        ended = (new == end).int().cumsum(dim=1) - (new == end).int()  # tokens after an end are padding
+        # Tokens after an end are padding.
+        ended = (new == end).int().cumsum(dim=1) - (new == end).int()
         return int((ended == 0).sum()), 0
 
     ways: dict[str, Way] = {"plain, transformers": partial(call, {})}
@@ -159,9 +163,11 @@ def calls(ways: dict[str, Way], given: Setup, prompts: int, rows: int, predict: 
 
 
 def predicted(costs: Costs, drafts: bool, way: str, tokens_per_step: float) -> float:
-    """Tokens per step over the cost of one: v(gamma + 1), and gamma c if a model drafts; copies cost nothing.
+    """Tokens per step over the cost of one: v(gamma + 1), and gamma c if a model drafts; copies
+    cost nothing.
 
-    Not a number for a head, whose cost was not timed, for `auto`, and for ways that are not just captured.
+    Not a number for a head, whose cost was not timed, for `auto`, and for ways that are not just
+    captured.
     """
     name, mode = way.split(", ")
     number = "0" if name == "plain" else name.rsplit(" ", 1)[1]

@@ -24,7 +24,8 @@ from studies.speed.synthetic import synthetic_pair
 CUDA = "cuda"
 ALPHA = 0.8  # of pairs with random weights
 SHAPES = {"6b": (Shape(32, 4096, 14336, 32), Shape(16, 2048, 8192, 32)), "tiny": (Shape(2, 8, 8, 2), Shape(1, 8, 8, 2))}
-"""Layers and widths of Llama 3.1 8B and Llama 3.2 1B, as GPT-NeoX: two matrices in a block instead of three."""
+"""Layers and widths of Llama 3.1 8B and Llama 3.2 1B, as GPT-NeoX: two matrices in a block instead
+of three."""
 
 
 class Setup(NamedTuple):
@@ -43,7 +44,8 @@ class Setup(NamedTuple):
 
 
 def setup(name: str, dtype: torch.dtype, kind: str = "chat") -> Setup:
-    """`pair` (the trained pair), `smollm2` with prompts of a `kind`, or one of `SHAPES`; the models are made once."""
+    """`pair` (the trained pair), `smollm2` with prompts of a `kind`, or one of `SHAPES`; the models
+    are made once."""
     return smollm2(dtype, kind) if name == "smollm2" else of_a_pair(name, dtype)
 
 

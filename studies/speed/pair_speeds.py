@@ -1,19 +1,21 @@
 """How fast is the trained pair with each of its drafters?
 
-Whole calls of `generate`, the pass over the prompt included, one prompt at a time in float32 at temperatures 1 and 0
-(compiled: at 1), with weights in the layout that is fastest on the machine. Plain decoding with the same compilation,
-and every drafter, take turns in one run, in a new random order for each prompt. Prompts: the beginnings of held-out
-files of the corpus, and of modules of Python's standard library, which is not in the corpus. The columns:
+Whole calls of `generate`, the pass over the prompt included, one prompt at a time in float32 at
+temperatures 1 and 0 (compiled: at 1), with weights in the layout that is fastest on the machine.
+Plain decoding with the same compilation, and every drafter, take turns in one run, in a new random
+order for each prompt. Prompts: the beginnings of held-out files of the corpus, and of modules of
+Python's standard library, which is not in the corpus. The columns:
 
-- `gamma`: draft tokens per step. Without compilation the fastest of `GAMMAS` on other prompts of the same kind, timed
-  in the same way before; compiled, where every gamma of every drafter takes a minute to compile, 4
+- `gamma`: draft tokens per step. Without compilation the fastest of `GAMMAS` on other prompts of
+  the same kind, timed in the same way before; compiled, where every gamma of every drafter takes a
+  minute to compile, 4
 - `ms`: milliseconds per token, over all prompts
 - `tokens_per_step`, with a 95% interval over prompts
-- `speed_up`: the time of plain decoding with the same compilation, for all prompts, over this one's, with a 95%
-  interval over prompts. Across compilations compare `ms`
+- `speed_up`: the time of plain decoding with the same compilation, for all prompts, over this
+  one's, with a 95% interval over prompts. Across compilations compare `ms`
 
-Each call is timed once; the interval is over what is decoded, and says nothing about other machines. Nothing is chosen
-on the prompts that are timed.
+Each call is timed once; the interval is over what is decoded, and says nothing about other
+machines. Nothing is chosen on the prompts that are timed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from specnb.decoding.generate import Study, forget_compiled, generate
+from specnb.decoding.generate import Hooks, forget_compiled, generate
 from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.heads import AttentionDrafter, load_head
@@ -68,7 +70,8 @@ def entries(pair: Pair, sampling: Sampling, compiled: bool) -> list[Entry]:
 
 
 class Calls(NamedTuple):
-    """Timed calls of `generate`, one prompt at a time, that differ only in the drafter and its gamma.
+    """Timed calls of `generate`, one prompt at a time, that differ only in the drafter and its
+    gamma.
 
     A call makes `new_tokens` tokens, or fewer where `eos` ends them.
     """
@@ -78,19 +81,21 @@ class Calls(NamedTuple):
     new_tokens: int
     compiled: bool = False
     eos: int | None = None
-    study: Study = Study()
+    hooks: Hooks = Hooks()
 
     def made(self, entry: Entry, prompt: list[int], row: int) -> tuple[list[int], int]:
-        """The tokens of one call, and its target forward passes; `row` numbers its random numbers."""
+        """The tokens of one call, and its target forward passes; `row` numbers its random
+        numbers."""
         found = generate(
             self.target, [prompt], entry.drafter, gamma=entry.gamma, max_new_tokens=self.new_tokens,
             sampling=self.sampling, eos=self.eos, compile=self.compiled, progress=False,
-            study=replace(self.study, rows=[row]),
+            hooks=replace(self.hooks, rows=[row]),
         )  # fmt: skip
         return found.tokens[0], int(found.record.target_passes.sum())
 
     def timed(self, chosen: list[Entry], prompts: list[list[int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Seconds of whole calls `(prompts, chosen)`; tokens and target passes of each `(2, prompts, chosen)`."""
+        """Seconds of whole calls `(prompts, chosen)`; tokens and target passes of each
+        `(2, prompts, chosen)`."""
         counts = np.zeros((2, len(prompts), len(chosen)))
 
         def call(at: int, prompt: list[int], row: int) -> None:

@@ -25,8 +25,9 @@ MODULES = (
 
 
 def prompts_of(pair: Pair, kind: str, count: int, length: int = PROMPT_TOKENS) -> list[list[int]]:
-    """`count` prompts of `length` tokens: beginnings of "held-out" files of the corpus or of modules of the "stdlib",
-    which is not in the corpus, or "random" tokens. Raises `ValueError` where there are not so many."""
+    """`count` prompts of `length` tokens: beginnings of "held-out" files of the corpus or of
+    modules of the "stdlib", which is not in the corpus, or "random" tokens. Raises `ValueError`
+    where there are not so many."""
     if kind == "random":
         random = np.random.default_rng(0)
         prompts: list[list[int]] = random.integers(pair.target.config.vocab_size, size=(count, length)).tolist()

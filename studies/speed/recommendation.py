@@ -1,8 +1,9 @@
 """The choice of `recommend_gamma` beside timed decoding, for notebook 12.
 
-Plain decoding and gamma 1 to `largest` are timed in turn on prompts that the recommendation did not see: held-out files
-of the corpus, and files of Python's standard library, which is not in the corpus (the synthetic pair: random tokens).
-Both pairs are measured with weights as saved and in the layout chosen for this machine, which must do nothing else.
+Plain decoding and gamma 1 to `largest` are timed in turn on prompts that the recommendation did not
+see: held-out files of the corpus, and files of Python's standard library, which is not in the
+corpus (the synthetic pair: random tokens). Both pairs are measured with weights as saved and in the
+layout chosen for this machine, which must do nothing else.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ LAYOUTS = {"saved": False, "chosen": True}
 def measure(
     item: str, largest: int, advised_on: int, repetitions: int, prompt_tokens: int, new_tokens: int
 ) -> pd.DataFrame:
-    """One line per gamma from 0: predicted and measured improvement over plain decoding, and speed over the best gamma.
+    """One line per gamma from 0: predicted and measured improvement over plain decoding, and speed
+    over the best gamma.
 
-    The first `advised_on` prompts are for the recommendation, the `repetitions` that follow are timed.
+    The first `advised_on` prompts are for the recommendation, the `repetitions` that follow are
+    timed.
     """
     name, layout, kind = item.split("-", maxsplit=2)
     pair = PAIRS[name](packed=LAYOUTS[layout])

@@ -1,4 +1,5 @@
-"""Wall-clock time per token of speculative and plain decoding on this machine, for several gammas."""
+"""Wall-clock time per token of speculative and plain decoding on this machine, for several
+gammas."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.record import PARTS
 from specnb.distributions import Sampling
 from specnb.measure.statistics import Estimate, bootstrap
@@ -26,9 +27,11 @@ class Speeds:
     """Measured generations, one row per repetition.
 
     gammas           (gammas,)                          0 is plain decoding
-    seconds          (repetitions, gammas, len(PARTS))  seconds per emitted token, in each part of a step
+    seconds          (repetitions, gammas, len(PARTS))  seconds per emitted token, in each part of a
+                     step
     tokens_per_step  (repetitions, gammas)              of a row that has not ended
-    active           (repetitions, gammas)              fraction of the rows that had not ended, mean over steps
+    active           (repetitions, gammas)              fraction of the rows that had not ended,
+                     mean over steps
 
     >>> seconds = np.array([[[0.0, 2.0, 0.0], [0.25, 0.5, 0.25]]] * 4)
     >>> speeds = Speeds((0, 3), seconds, tokens_per_step=np.array([[1.0, 2.5]] * 4))
@@ -56,11 +59,11 @@ class Speeds:
 
         Raises `ValueError` for a gamma that was not measured.
 
-        Timing noise and acceptance are averaged differently: the median over repetitions of the time of a step, and
-        the mean of the steps per token, as in the theory.
+        Timing noise and acceptance are averaged differently: the median over repetitions of the
+        time of a step, and the mean of the steps per token, as in the theory.
 
-        In a batch the rows that have ended wait for the last one. `refilled` gives the improvement with continuous
-        batching, where a new prompt takes the place of a row that has ended.
+        In a batch the rows that have ended wait for the last one. `refilled` gives the improvement
+        with continuous batching, where a new prompt takes the place of a row that has ended.
         """
         baseline, measured = (self._per_token(one, refilled) for one in (over, gamma))
         return bootstrap(lambda chosen: baseline(chosen) / measured(chosen), len(self.seconds), 2000, 0)
@@ -69,9 +72,11 @@ class Speeds:
         """A function from repetitions `(..., n)` to seconds per token."""
         at = self.gammas.index(gamma)
         active = np.broadcast_to(self.active, self.tokens_per_step.shape)[:, at]
-        tokens = self.tokens_per_step[:, at] * active  # per step and row, rows that have ended included
+        # Per step and row, rows that have ended included.
+        tokens = self.tokens_per_step[:, at] * active
         steps = self.seconds.sum(axis=-1)[:, at] * tokens
-        per_token = 1 / (self.tokens_per_step[:, at] if refilled else tokens)  # steps; sequences are equally long
+        # steps; sequences are equally long.
+        per_token = 1 / (self.tokens_per_step[:, at] if refilled else tokens)
         return lambda chosen: np.median(steps[chosen], axis=-1) * np.mean(per_token[chosen], axis=-1)
 
     def tokens(self, gamma: int) -> float:
@@ -97,12 +102,14 @@ def measure_speeds(
     between: Callable[[], Any] = lambda: None,
     progress: bool = True,
 ) -> Speeds:
-    """Times generation from each prompt with every gamma, in a random order; each prompt is one repetition.
+    """Times generation from each prompt with every gamma, in a random order; each prompt is one
+    repetition.
 
-    A batch is `rows` copies of one prompt. `compile` as in `generate`; compilation is not timed. `between` is called
-    before each generation, for instance `CostMeter.round`, so that costs and speeds are measured under equal
-    conditions. The forward pass over the prompt is not timed, since Theorem 3.8 is about long sequences. Raises
-    `ValueError` when 0 is not among `gammas` or there are fewer than 3 prompts.
+    A batch is `rows` copies of one prompt. `compile` as in `generate`; compilation is not timed.
+    `between` is called before each generation, for instance `CostMeter.round`, so that costs and
+    speeds are measured under equal conditions. The forward pass over the prompt is not timed, since
+    Theorem 3.8 is about long sequences. Raises `ValueError` when 0 is not among `gammas` or there
+    are fewer than 3 prompts.
 
     >>> from specnb import load_pair
     >>> pair = load_pair(packed=False)
@@ -119,7 +126,7 @@ def measure_speeds(
         before()
         record = generate(
             pair.target, [prompt] * rows, pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
-            seed=seed, compile=compile, progress=False, study=Study(range(row * rows, (row + 1) * rows), timed=True),
+            seed=seed, compile=compile, progress=False, hooks=Hooks(range(row * rows, (row + 1) * rows), timed=True),
         ).record  # fmt: skip
         emitted = record.emitted.sum()
         seconds = [record.seconds[part].sum() / emitted for part in PARTS]

@@ -1,11 +1,13 @@
-"""Synthetic pairs: random-weight models of any published shape with a chosen acceptance probability alpha.
+"""Synthetic pairs: random-weight models of any published shape with a chosen acceptance probability
+alpha.
 
-A synthetic pair reads every weight and executes every operation of its shapes, so its times are those of trained
-models of these shapes; only its output is meaningless. Each token has one successor that both models prefer. The
-logits are `weight * shared + independent`: `shared` has its peak at that successor, `independent` is random and
-different in the two models, and `weight` is set to reach alpha. At temperature 0 the draft instead prefers another
-successor after a fraction 1 - alpha of the tokens. Everything is in the weights of the output heads, so any program
-that runs transformers models can run a synthetic pair.
+A synthetic pair reads every weight and executes every operation of its shapes, so its times are
+those of trained models of these shapes; only its output is meaningless. Each token has one
+successor that both models prefer. The logits are `weight * shared + independent`: `shared` has its
+peak at that successor, `independent` is random and different in the two models, and `weight` is set
+to reach alpha. At temperature 0 the draft instead prefers another successor after a fraction 1 -
+alpha of the tokens. Everything is in the weights of the output heads, so any program that runs
+transformers models can run a synthetic pair.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from specnb.models.shapes import Shape, empty_model
 
 TARGET = Shape(12, 768, 3072, 12)  # the paper's GPT-like pair on lm1b: 97M parameters
 DRAFT = Shape(2, 256, 1024, 4)  # and 6M, at a vocabulary of 8k
-INDEPENDENT_STD = 2.5  # standard deviation of the independent logits; with weight 0 the models overlap by 0.08
+# Standard deviation of the independent logits; with weight 0 the models overlap by 0.08.
+INDEPENDENT_STD = 2.5
 PROBES = 1024  # contexts on which `weight` is set
 MAX_WEIGHT = 100.0
 AT_A_TIME = 64  # of them, so that distributions over large vocabularies fit
@@ -48,14 +51,16 @@ def synthetic_pair(
     packed: bool = True,
     seed: int = 0,
 ) -> Pair:
-    """A pair of these shapes whose mean acceptance at `temperature` is `alpha`, up to the variation between contexts.
+    """A pair of these shapes whose mean acceptance at `temperature` is `alpha`, up to the variation
+    between contexts.
 
-    At another temperature the acceptance differs; a pair made for temperature 1 nearly always agrees at 0. `packed` as
-    in `specnb.models.loading.load_pair`. The models are made on `device` in `dtype`; this also needs, temporarily,
-    float32 copies of the largest matrices and 16 KiB for each token of `vocab`.
+    At another temperature the acceptance differs; a pair made for temperature 1 nearly always
+    agrees at 0. `packed` as in `specnb.models.loading.load_pair`. The models are made on `device`
+    in `dtype`; this also needs, temporarily, float32 copies of the largest matrices and 16 KiB for
+    each token of `vocab`.
 
-    Raises `ValueError` for an alpha that no weight reaches, because the independent logits overlap more (at
-    temperatures above 1) or the largest weight gives less.
+    Raises `ValueError` for an alpha that no weight reaches, because the independent logits overlap
+    more (at temperatures above 1) or the largest weight gives less.
 
     >>> small = Shape(layers=1, width=64, feed_forward=64, heads=2)
     >>> pair = synthetic_pair(0.7, small, small, vocab=64, context=32)
@@ -80,9 +85,11 @@ def synthetic_pair(
 
 
 class _Headless(NamedTuple):
-    """A model whose output head is not set yet, the two heads it is the sum of, and their logits on the probes.
+    """A model whose output head is not set yet, the two heads it is the sum of, and their logits on
+    the probes.
 
-    shared_head, independent_head      (vocab, width)           the first prefers each token's successor by 1
+    shared_head, independent_head      (vocab, width)           the first prefers each token's
+                                       successor by 1
     shared_logits, independent_logits  (PROBES, vocab) float32
     peak                               (PROBES,)                shared logit of the successor
     """
@@ -115,7 +122,8 @@ def _random_model(
     shape: Shape, vocab: int, context: int, dtype: torch.dtype, generator: torch.Generator
 ) -> PreTrainedModel:
     model = empty_model(shape, vocab, context, str(generator.device), dtype)
-    # Deep and wide models get smaller weights, so that the sum of the layers' outputs stays below the embedding.
+    # Deep and wide models get smaller weights, so that the sum of the layers' outputs stays below
+    # the embedding.
     reference = TARGET.layers * TARGET.width * TARGET.feed_forward
     std = 0.02 * min(1.0, reference / (shape.layers * shape.width * shape.feed_forward)) ** 0.25
     for weights in model.parameters():
@@ -127,7 +135,8 @@ def _random_model(
 
 
 def _normal(weights: Tensor, std: float, generator: torch.Generator) -> None:
-    """Sampled in float32 whatever the dtype, so that a seed gives one model, rounded to the dtype."""
+    """Sampled in float32 whatever the dtype, so that a seed gives one model, rounded to the
+    dtype."""
     if weights.dtype == torch.float32:
         weights.normal_(std=std, generator=generator)
     else:
@@ -135,7 +144,8 @@ def _normal(weights: Tensor, std: float, generator: torch.Generator) -> None:
 
 
 def _with_disagreements(successor: Tensor, agreed: float, generator: torch.Generator) -> Tensor:
-    """`successor` `(vocab,)` in which a fraction 1 - `agreed` of the tokens have exchanged their successors."""
+    """`successor` `(vocab,)` in which a fraction 1 - `agreed` of the tokens have exchanged their
+    successors."""
     disagreements = round((1 - agreed) * len(successor))
     if disagreements == 0:
         return successor
@@ -166,7 +176,8 @@ def _weight_for(alpha: float, parts: list[_Headless], sampling: Sampling) -> flo
 
 
 def _decisive_weight(parts: list[_Headless]) -> float:
-    """Twice the smallest weight at which the argmax of both models is the successor on every probe."""
+    """Twice the smallest weight at which the argmax of both models is the successor on every
+    probe."""
     return 2 * max(float((part.independent_logits.amax(dim=1) / part.peak.clamp_min(0)).max()) for part in parts)
 
 

@@ -1,20 +1,23 @@
 """Is a draft better if it is trained for acceptance?
 
-Copies of the shipped draft, the students, go on learning, each with its own objective, on the same batches in equally
-many steps; the control goes on learning from the text alone. The target's forward pass costs more than a draft's
-training step, so it is made once for each batch and serves all. The rate of each objective is chosen by the acceptance
-probability on training files that are set aside for that. One line of the table for each draft, kind of sequence and
-temperature, on held-out files, which are not read before:
+Copies of the shipped draft, the students, go on learning, each with its own objective, on the same
+batches in equally many steps; the control goes on learning from the text alone. The target's
+forward pass costs more than a draft's training step, so it is made once for each batch and serves
+all. The rate of each objective is chosen by the acceptance probability on training files that are
+set aside for that. One line of the table for each draft, kind of sequence and temperature, on
+held-out files, which are not read before:
 
-- `alpha`: mean acceptance probability of a draft token at every position after the first `PROMPT` tokens, along
-  held-out text, and along sequences that the target itself sampled at that temperature after held-out prompts
-- `over_shipped`, `over_control`: differences of alpha to the shipped draft and to the control, at the same positions
+- `alpha`: mean acceptance probability of a draft token at every position after the first `PROMPT`
+  tokens, along held-out text, and along sequences that the target itself sampled at that
+  temperature after held-out prompts
+- `over_shipped`, `over_control`: differences of alpha to the shipped draft and to the control, at
+  the same positions
 - `bits_per_byte` of the same tokens, teacher-forced
 
-All with 95% intervals over files. Training for acceptance costs the target's forward passes in addition to what the
-control costs. `python -m studies.training.distillation` saves the student that was best on the files set aside for that
-as `data/pair/draft-distilled`, if its alpha at temperature 1 is above that of the shipped draft, the interval of the
-difference above 0.
+All with 95% intervals over files. Training for acceptance costs the target's forward passes in
+addition to what the control costs. `python -m studies.training.distillation` saves the student that
+was best on the files set aside for that as `data/pair/draft-distilled`, if its alpha at temperature
+1 is above that of the shipped draft, the interval of the difference above 0.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ SHIPPED, CONTROL, SAMPLES = "shipped", "cross-entropy", ", half on samples"
 TEMPERATURES = (1.0, 0.0)
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
 """A mean over positions, from the draft's logits and the target's log-probabilities `log_p`, both
-`(batch, length, vocab)`, and the tokens `(batch, length)`. p is the target's distribution, q the draft's."""
+`(batch, length, vocab)`, and the tokens `(batch, length)`. p is the target's distribution, q the
+draft's."""
 
 
 def cross_entropy(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
@@ -74,7 +78,8 @@ def total_variation(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
 
 
 def for_acceptance(logits: Tensor, log_p: Tensor, share: float | Tensor) -> Tensor:
-    """`share` of total variation and the rest forward KL, whose gradient does not vanish far from the target."""
+    """`share` of total variation and the rest forward KL, whose gradient does not vanish far from
+    the target."""
     unused = logits[..., 0]
     return share * total_variation(logits, log_p, unused) + (1 - share) * forward_kl(logits, log_p, unused)
 
@@ -93,8 +98,8 @@ RECIPES = (*OBJECTIVES, f"total variation{SAMPLES}")
 class Plan:
     """`steps` updates on `rows` sequences of `length` tokens, at rates that fall to zero.
 
-    The rates that are tried are `factors` times those of the first training, for `search_steps` updates each.
-    `sampled_rows` sequences are sampled from the target.
+    The rates that are tried are `factors` times those of the first training, for `search_steps`
+    updates each. `sampled_rows` sequences are sampled from the target.
     """
 
     steps: int
@@ -115,10 +120,12 @@ def fit(
     target: nn.Module, students: Mapping[str, Learner], text: NDArray[Any], samples: Tensor, plan: Plan, steps: int,
     folder: Path | None = None,
 ) -> None:  # fmt: skip
-    """Trains all `students` for `steps` updates on the same windows of `text`, from what `folder` has.
+    """Trains all `students` for `steps` updates on the same windows of `text`, from what `folder`
+    has.
 
-    The name of a student is its recipe, or begins with it. One that learns from `samples` `(n, length + 1)` of the
-    target gets half of its rows from there, and the other half from the batch of the others.
+    The name of a student is its recipe, or begins with it. One that learns from `samples`
+    `(n, length + 1)` of the target gets half of its rows from there, and the other half from the
+    batch of the others.
     """
 
     def losses(step: int, window: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -139,7 +146,8 @@ def fit(
 def acceptance(
     target: PreTrainedModel, drafts: Mapping[str, PreTrainedModel], sequences: Tensor, temperature: float
 ) -> dict[str, Tensor]:
-    """beta of each draft at all tokens of `sequences` `(n, length)` but the first `PROMPT`, `(n, length - PROMPT)`."""
+    """beta of each draft at all tokens of `sequences` `(n, length)` but the first `PROMPT`,
+    `(n, length - PROMPT)`."""
 
     def distributions(model: PreTrainedModel, rows: Tensor) -> Tensor:
         logits = model(input_ids=rows[:, :-1], use_cache=False).logits[:, PROMPT - 1 :]
@@ -154,7 +162,8 @@ def acceptance(
 
 
 class Trained(NamedTuple):
-    """The students, the rate factor of each, and its acceptance probability on the files set aside, by name."""
+    """The students, the rate factor of each, and its acceptance probability on the files set aside,
+    by name."""
 
     students: dict[str, PreTrainedModel]
     factors: dict[str, float]
@@ -162,7 +171,8 @@ class Trained(NamedTuple):
 
 
 def trained(pair: Pair, plan: Plan) -> Trained:
-    """Samples from the target, chooses the rates and trains all students; what was done before is not done again."""
+    """Samples from the target, chooses the rates and trains all students; what was done before is
+    not done again."""
     torch.set_num_threads(THREADS)
     folder = folder_of("distillation", plan)
     folder.mkdir(parents=True, exist_ok=True)
@@ -255,7 +265,8 @@ STUDY = study.Study(
 def ship(table: pd.DataFrame, folder: Path = TRAINED_PAIR / "draft-distilled") -> Path | None:
     """Saves the student that was best on the files set aside, and returns the folder.
 
-    None if its alpha at temperature 1 is not above the shipped draft's, along text and along samples.
+    None if its alpha at temperature 1 is not above the shipped draft's, along text and along
+    samples.
     """
     name = str(table.draft[table.set_aside_alpha.idxmax()])
     if not (table.over_shipped_low[(table.draft == name) & (table.temperature == 1)] > 0).all():

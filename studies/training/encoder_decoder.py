@@ -1,13 +1,16 @@
-"""Trains a T5 target and drafts of four sizes, `data/t5`: `python -m studies.training.encoder_decoder`.
+"""Trains a T5 target and drafts of four sizes, `data/t5`:
+`python -m studies.training.encoder_decoder`.
 
 Both tasks are made of functions in the corpus, with the tokenizer of the shipped pair:
 
     summary  a function without its docstring; the answer is the first line of that, short and open
-    whole    a function with a hole in place of some lines; the answer is the whole function, long and mostly a copy
+    whole    a function with a hole in place of some lines; the answer is the whole function, long
+             and mostly a copy
 
-All models see the same batches. The target learns from the text, the drafts from the target's distributions along it:
-from their forward KL at first, and more and more from their total variation, the probability of a rejection. Every few
-minutes everything is saved below `build/training`, and the same command goes on from there.
+All models see the same batches. The target learns from the text, the drafts from the target's
+distributions along it: from their forward KL at first, and more and more from their total
+variation, the probability of a rejection. Every few minutes everything is saved below
+`build/training`, and the same command goes on from there.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ SHAPES: dict[str, Shape] = {
 HOLE = "<hole>\n"
 LONGEST_PROMPT, LONGEST_ANSWER = 192, 144  # tokens
 POOL = 16  # so many batches are made at a time, each of examples of similar length
-FACTOR = 0.5  # of the learning rates of the shipped pair, which divides its attention scores by a root
+# Of the learning rates of the shipped pair, which divides its attention scores by a root.
+FACTOR = 0.5
 SEED, BATCH, STEPS = 0, 32, 2_400
 Example = tuple[list[int], list[int]]
 """A prompt, the encoder's input, and the answer, which ends with the end-of-text token."""
@@ -57,7 +61,8 @@ def shared_tokenizer() -> PreTrainedTokenizerBase:
 
 
 def functions(text: str) -> Iterator[tuple[str, str]]:
-    r"""Of each function with a docstring in a source file: its code without that, and the first line of that.
+    r"""Of each function with a docstring in a source file: its code without that, and the first
+    line of that.
 
     >>> list(functions('def one():\n    "The first."\n    return 1\n'))
     [('def one():\n    return 1\n', 'The first.')]
@@ -80,7 +85,8 @@ def with_hole(code: str, generator: np.random.Generator) -> str:
 
 
 def examples(tokenizer: PreTrainedTokenizerBase, split: str, task: str, limit: int | None = None) -> list[Example]:
-    """`task`, one of `TASKS`, for each function of (`limit`) files of `split` that is not too long for it."""
+    """`task`, one of `TASKS`, for each function of (`limit`) files of `split` that is not too long
+    for it."""
     generator, found = np.random.default_rng(SEED), []
     for code, summary in (each for text in corpus.read(split, limit) for each in functions(text)):
         given, answer = (code, summary) if task == "summary" else (with_hole(code, generator), code)
@@ -91,7 +97,8 @@ def examples(tokenizer: PreTrainedTokenizerBase, split: str, task: str, limit: i
 
 
 def batches(given: Sequence[Example], size: int) -> Iterator[dict[str, Tensor]]:
-    """Endless batches, as arguments of a T5's forward pass: every epoch in a new order. No token has the label -100."""
+    """Endless batches, as arguments of a T5's forward pass: every epoch in a new order. No token
+    has the label -100."""
     generator = np.random.default_rng(SEED)
     while True:
         order = generator.permutation(len(given))
@@ -102,7 +109,8 @@ def batches(given: Sequence[Example], size: int) -> Iterator[dict[str, Tensor]]:
 
 
 def padded(some: Sequence[Example]) -> dict[str, Tensor]:
-    """Examples as arguments of a T5's forward pass, padded to the longest; no token has the label -100."""
+    """Examples as arguments of a T5's forward pass, padded to the longest; no token has the label
+    -100."""
     rows = [[torch.tensor(part) for part in parts] for parts in zip(*some, strict=True)]
     prompts, labels = (pad_sequence(part, batch_first=True, padding_value=-100) for part in rows)
     return {"input_ids": prompts.clamp_min(0), "attention_mask": (prompts >= 0).long(), "labels": labels}
@@ -116,7 +124,8 @@ def logits_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def build(shape: Shape, end: int, vocab: int = training.VOCABULARY) -> T5ForConditionalGeneration:
-    """A freshly initialised T5 1.1 with tied embeddings, whose decoder begins with the end-of-text token."""
+    """A freshly initialised T5 1.1 with tied embeddings, whose decoder begins with the end-of-text
+    token."""
     width, feed_forward, heads, encoder, decoder = shape
     model = T5ForConditionalGeneration(T5Config(
         vocab_size=vocab, d_model=width, d_ff=feed_forward, num_heads=heads, d_kv=width // heads, num_layers=encoder,
@@ -124,7 +133,8 @@ def build(shape: Shape, end: int, vocab: int = training.VOCABULARY) -> T5ForCond
         pad_token_id=end, eos_token_id=end, decoder_start_token_id=end,
     ))  # fmt: skip
     model.shared.weight.data *= 0.05  # small, so that what the layers add counts from the beginning
-    model.decoder.final_layer_norm.weight.data *= width**0.5  # T5 divides by it, which would slow the embeddings
+    # T5 divides by it, which would slow the embeddings.
+    model.decoder.final_layer_norm.weight.data *= width**0.5
     return model
 
 
@@ -132,7 +142,8 @@ def trained(
     shapes: dict[str, Shape], given: Sequence[Example], steps: int, size: int, folder: Path | None = None,
     vocab: int = training.VOCABULARY,
 ) -> dict[str, Any]:  # fmt: skip
-    """Models of `shapes`, the target first, trained on `steps` batches of `size` examples, from what `folder` has."""
+    """Models of `shapes`, the target first, trained on `steps` batches of `size` examples, from
+    what `folder` has."""
     torch.manual_seed(SEED)
     end = given[0][1][-1]
     learners = {name: Learner(build(shape, end, vocab), FACTOR) for name, shape in shapes.items()}

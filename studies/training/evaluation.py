@@ -1,6 +1,8 @@
-"""What trained models are measured on: held-out text, and sequences that the target samples after its beginnings.
+"""What trained models are measured on: held-out text, and sequences that the target samples after
+its beginnings.
 
-`python -m studies.training.evaluation` writes `data/pair/quality.csv`, whose numbers `data/pair/README.md` has.
+`python -m studies.training.evaluation` writes `data/pair/quality.csv`, whose numbers
+`data/pair/README.md` has.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.distributions import Sampling
 from specnb.measure.statistics import Estimate, ratio_of_sums
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
@@ -25,14 +27,16 @@ from studies.files import write
 from studies.study import columns
 from studies.training.training import CONTEXT, encode
 
-PROMPT = 32  # tokens of text before positions at which acceptance is measured, and before sampled tokens
+# Tokens of text before positions at which acceptance is measured, and before sampled tokens.
+PROMPT = 32
 TEXT, OWN = "held-out text", "samples of the target"
 SAMPLED_AT_ONCE = 64
 Files = NDArray[np.int64]
 
 
 def held_out_windows(pair: Pair, length: int, per_file: int, files: int | None = None) -> tuple[Tensor, Files]:
-    """Passages of `length` tokens, `(n, length)`, evenly spaced over each held-out file, and the file of each, `(n,)`.
+    """Passages of `length` tokens, `(n, length)`, evenly spaced over each held-out file, and the
+    file of each, `(n,)`.
 
     Files that are shorter have none.
     """
@@ -53,7 +57,7 @@ def sampled(target: PreTrainedModel, prompts: Tensor, length: int, temperature: 
         some = prompts[at : at + SAMPLED_AT_ONCE]
         made = generate(
             target, some.tolist(), None, max_new_tokens=length - PROMPT, sampling=Sampling(temperature), seed=seed,
-            progress=False, study=Study(range(at, at + len(some))),
+            progress=False, hooks=Hooks(range(at, at + len(some))),
         )  # fmt: skip
         parts.append(torch.cat([some, torch.tensor([list(tokens) for tokens in made.tokens])], dim=1))
     return torch.cat(parts)
@@ -62,7 +66,8 @@ def sampled(target: PreTrainedModel, prompts: Tensor, length: int, temperature: 
 def text_and_samples(
     target: PreTrainedModel, text: tuple[Tensor, Files], prompts: tuple[Tensor, Files], temperature: float, seed: int
 ) -> list[tuple[str, Tensor, Files]]:
-    """The column `along`, sequences and their files: `text`, and the beginnings of `prompts` continued by `target`."""
+    """The column `along`, sequences and their files: `text`, and the beginnings of `prompts`
+    continued by `target`."""
     begun, files = prompts
     return [(TEXT, *text), (OWN, sampled(target, begun[:, :PROMPT], begun.shape[1], temperature, seed), files)]
 
@@ -73,7 +78,8 @@ def sum_per_file(values: Tensor, numbers: Files) -> NDArray[np.float64]:
 
 
 def means(quantities: Mapping[str, Tensor], numbers: Files) -> dict[str, float]:
-    """The columns of a line: the mean of each of `quantities` `(n, positions)`, with an interval over files."""
+    """The columns of a line: the mean of each of `quantities` `(n, positions)`, with an interval
+    over files."""
     found: dict[str, float] = {}
     for name, values in quantities.items():
         positions = sum_per_file(torch.ones_like(values), numbers)
@@ -83,7 +89,8 @@ def means(quantities: Mapping[str, Tensor], numbers: Files) -> dict[str, float]:
 
 @torch.inference_mode()
 def bits_per_byte(pair: Pair, model: PreTrainedModel, sequences: Tensor, numbers: Files) -> Estimate:
-    """Bits that `model` needs for the tokens after the first `PROMPT`, over their bytes; the interval is over files."""
+    """Bits that `model` needs for the tokens after the first `PROMPT`, over their bytes; the
+    interval is over files."""
     nats = []
     for rows in sequences.split(8):
         logits = model(input_ids=rows[:, :-1], use_cache=False).logits[:, PROMPT - 1 :].float()

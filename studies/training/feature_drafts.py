@@ -1,20 +1,23 @@
 """Does drafting from the target's features accept more than drafting from tokens?
 
-Four drafts, the students, start from random weights and learn the same objective on the same batches: an attention
-head, a recurrent head and parallel heads, which read the target's hidden states, and as their control a model of tokens
-of the shape of the shipped draft. The objective is the total variation between their distribution and the target's,
-which is the probability that a draft token is rejected, after a beginning with forward KL, whose gradient does not
-vanish far from the target. The target's forward pass is made once for each batch and serves all.
+Four drafts, the students, start from random weights and learn the same objective on the same
+batches: an attention head, a recurrent head and parallel heads, which read the target's hidden
+states, and as their control a model of tokens of the shape of the shipped draft. The objective is
+the total variation between their distribution and the target's, which is the probability that a
+draft token is rejected, after a beginning with forward KL, whose gradient does not vanish far from
+the target. The target's forward pass is made once for each batch and serves all.
 
-What differs besides the target's states: heads use the target's embeddings and output head, which are not trained
-further, and the model of tokens learns its own; heads learn from drafts after every fourth token, and the model of
-tokens at every position. One learning rate serves all, and it was not searched for.
+What differs besides the target's states: heads use the target's embeddings and output head, which
+are not trained further, and the model of tokens learns its own; heads learn from drafts after every
+fourth token, and the model of tokens at every position. One learning rate serves all, and it was
+not searched for.
 
-One line of the table for each draft, depth and kind of sequence, on held-out files at temperature 1:
+One line of the table for each draft, depth and kind of sequence, on held-out files at temperature
+1:
 
-- `alpha`: mean acceptance probability of draft token number `depth` of a step, at every position after the first
-  `PROMPT` tokens, given the tokens before it; depth "all" is the mean over depths. The control's is the same at every
-  depth
+- `alpha`: mean acceptance probability of draft token number `depth` of a step, at every position
+  after the first `PROMPT` tokens, given the tokens before it; depth "all" is the mean over depths.
+  The control's is the same at every depth
 - `over_control`: difference to the control at the same positions
 
 Both with 95% intervals over files. `python -m studies.training.feature_drafts` saves the heads as
@@ -46,9 +49,11 @@ from studies.training.training import Learner, add_note, build, encode, folder_o
 
 DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
-LAYERS = (5, 10, -1)  # whose states the attention head reads: about a third, two thirds and all of the target
+# Whose states the attention head reads: about a third, two thirds and all of the target.
+LAYERS = (5, 10, -1)
 HEADS = 6  # of its attention
-BEGIN = 0.1  # the fraction of the steps with forward KL; total variation takes over during as many more
+# The fraction of the steps with forward KL; total variation takes over during as many more.
+BEGIN = 0.1
 FACTOR = 0.5  # of the learning rates of the first training
 SEED, THREADS = 17, 2
 CONTROL, ALL = "of tokens", "all"
@@ -58,8 +63,8 @@ CONTROL, ALL = "of tokens", "all"
 class Plan:
     """`steps` updates on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
 
-    The attention head has `wide` units and the target's states of `LAYERS`; the other heads read the last. `compiled`
-    needs a C++ compiler.
+    The attention head has `wide` units and the target's states of `LAYERS`; the other heads read
+    the last. `compiled` needs a C++ compiler.
     """
 
     steps: int
@@ -71,18 +76,21 @@ class Plan:
 
 
 class Part(NamedTuple):
-    """Logits `(batch, n, vocab)` of a student for the tokens that follow the tokens `at` of each row, at one depth."""
+    """Logits `(batch, n, vocab)` of a student for the tokens that follow the tokens `at` of each
+    row, at one depth."""
 
     logits: Tensor
     at: slice
 
 
 class Student(nn.Module):
-    """A draft in training. Its forward pass gives its logits along `tokens` `(batch, length)`, depth by depth.
+    """A draft in training. Its forward pass gives its logits along `tokens` `(batch, length)`,
+    depth by depth.
 
-    `states` `(batch, length, layers * width)` are the target's hidden states, the last hidden state last. Draft token k
-    of a step follows the k - 1 before it, which here are those of the text. Heads draft after every `every`th token
-    from the second on; a model of tokens, which has one depth, computes all positions.
+    `states` `(batch, length, layers * width)` are the target's hidden states, the last hidden state
+    last. Draft token k of a step follows the k - 1 before it, which here are those of the text.
+    Heads draft after every `every`th token from the second on; a model of tokens, which has one
+    depth, computes all positions.
     """
 
     def __init__(self, pair: Pair, head: nn.Module) -> None:
@@ -119,7 +127,8 @@ class Parallel(Student):
 
 
 class Attention(Student):
-    """`AttentionHead` on the states of several layers: its own states stand in for those of the tokens drafted."""
+    """`AttentionHead` on the states of several layers: its own states stand in for those of the
+    tokens drafted."""
 
     depths = DEPTHS
 
@@ -139,17 +148,19 @@ class Attention(Student):
 
 
 class OfTokens(Student):
-    """A model of the shape of the shipped draft, which reads tokens alone: the same at all depths, so one is learnt."""
+    """A model of the shape of the shipped draft, which reads tokens alone: the same at all depths,
+    so one is learnt."""
 
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         return [Part(self.head(input_ids=tokens, use_cache=False).logits, slice(None))]
 
 
 class Seen:
-    """What the tokens of a draft attend to: the text up to the newest token, and the tokens of the same draft.
+    """What the tokens of a draft attend to: the text up to the newest token, and the tokens of the
+    same draft.
 
-    The first call of `attend` is for all tokens of the text, in the slots `text`; each later call is for one more token
-    of every draft.
+    The first call of `attend` is for all tokens of the text, in the slots `text`; each later call
+    is for one more token of every draft.
     """
 
     def __init__(self, head: AttentionHead, text: Tensor) -> None:
@@ -159,7 +170,8 @@ class Seen:
 
     def attend(self, slots: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """See `AttentionHead.forward`, for tokens at `slots` `(n,)`."""
-        depth, n = len(self.keys), len(slots)  # so many tokens are between a draft token and the text it sees
+        # So many tokens are between a draft token and the text it sees.
+        depth, n = len(self.keys), len(slots)
         query = query * query.shape[-1] ** -0.5
         self.keys.append(key)
         self.values.append(value)
@@ -179,7 +191,8 @@ class Seen:
 
 
 def drafted(every: int, depths: int = DEPTHS) -> list[slice]:
-    """The positions of each draft token, depth by depth, of drafts after every `every`th token from the second on.
+    """The positions of each draft token, depth by depth, of drafts after every `every`th token from
+    the second on.
 
     >>> drafted(4)
     [slice(1, None, 4), slice(2, None, 4), slice(3, None, 4), slice(4, None, 4)]
@@ -211,7 +224,8 @@ def loss_of(student: Student, tokens: Tensor, states: Tensor, log_p: Tensor, sha
 
 @torch.no_grad()
 def features(target: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The target's states `(batch, length, layers * width)` and log-probabilities `(batch, length, vocab)`."""
+    """The target's states `(batch, length, layers * width)` and log-probabilities
+    `(batch, length, vocab)`."""
     with torch.autocast(tokens.device.type, torch.bfloat16):
         found = target(input_ids=tokens, use_cache=False, output_hidden_states=True)
     return states_of(found.hidden_states).float(), torch.log_softmax(found.logits.float(), dim=-1)
@@ -246,7 +260,8 @@ def trained(pair: Pair, plan: Plan) -> dict[str, Student]:
 
 @torch.inference_mode()
 def betas(target: nn.Module, students: Mapping[str, Student], sequences: Tensor) -> dict[str, Tensor]:
-    """beta `(DEPTHS, n, length - PROMPT)` of each student's draft tokens along `sequences` `(n, length)`."""
+    """beta `(DEPTHS, n, length - PROMPT)` of each student's draft tokens along `sequences`
+    `(n, length)`."""
     found: dict[str, list[Tensor]] = {name: [] for name in students}
     for rows in sequences.split(8):
         seen = target(input_ids=rows[:, :-1], use_cache=False, output_hidden_states=True)

@@ -1,16 +1,20 @@
-"""A head for the real model: one transformer layer on its hidden states, which drafts the tokens that it uses most.
+"""A head for the real model: one transformer layer on its hidden states, which drafts the tokens
+that it uses most.
 
-The target answers prompts composed from `data/smollm2-head/prompts.json`, its own earlier answers and functions of the
-corpus, at temperature 1; none is in `data/workloads.jsonl`, on which the head is measured. Its states and samples are
-kept, chunk by chunk. The head begins as the linear map from its inputs to the target's next state that has the least
-squared error, and learns, as in `feature_drafts`, forward KL and then total variation to the target's distribution over
-the `PROPOSED` tokens that have most of its probability, with `DEPTHS` draft tokens after every token of an answer.
+The target answers prompts composed from `data/smollm2-head/prompts.json`, its own earlier answers
+and functions of the corpus, at temperature 1; none is in `data/workloads.jsonl`, on which the head
+is measured. Its states and samples are kept, chunk by chunk. The head begins as the linear map from
+its inputs to the target's next state that has the least squared error, and learns, as in
+`feature_drafts`, forward KL and then total variation to the target's distribution over the
+`PROPOSED` tokens that have most of its probability, with `DEPTHS` draft tokens after every token of
+an answer.
 
-One line of the table for each temperature and depth, in the loop, on the prompts of `workloads`: `alpha`, the mean
-acceptance probability of a draft token number `depth` that is tested, with a 95% interval over prompts.
+One line of the table for each temperature and depth, in the loop, on the prompts of `workloads`:
+`alpha`, the mean acceptance probability of a draft token number `depth` that is tested, with a 95%
+interval over prompts.
 
-`python -m studies.training.real_head` samples `--chunks`, trains `--steps` and saves `data/smollm2-head`; what was done
-before is not done again.
+`python -m studies.training.real_head` samples `--chunks`, trains `--steps` and saves
+`data/smollm2-head`; what was done before is not done again.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.request import Request
 from specnb.decoding.step import IDLE, Batch
 from specnb.distributions import Sampling
@@ -54,7 +58,8 @@ ASKED = ("questions", "questions", "questions", "codes", "edits", "summaries", "
 
 
 class Recorded(Batch):
-    """A batch that keeps the states of `LAYERS`, and the sum of the target's distributions at the tokens sampled."""
+    """A batch that keeps the states of `LAYERS`, and the sum of the target's distributions at the
+    tokens sampled."""
 
     made: Recorded
 
@@ -75,7 +80,8 @@ def functions_of(texts: list[str]) -> list[str]:
 
 
 def asked(number: int, words: dict[str, list[str]], answers: list[str], functions: list[str]) -> list[str]:
-    """The prompts of chunk `number`, of one kind; `answers` are the texts to summarise and to quote."""
+    """The prompts of chunk `number`, of one kind; `answers` are the texts to summarise and to
+    quote."""
     chosen, kind = random.Random(number), ASKED[number % len(ASKED)]
     made = []
     for _ in range(ROWS):
@@ -90,7 +96,8 @@ def asked(number: int, words: dict[str, list[str]], answers: list[str], function
 
 
 def sample(chunks: int, folder: Path = WORK, dtype: str = "float32") -> list[Path]:
-    """The files of so many chunks of samples of the target; those that are there are not made again."""
+    """The files of so many chunks of samples of the target; those that are there are not made
+    again."""
     target, tokenizer = model_and_tokenizer(dtype)
     words = json.loads((FOLDER / "prompts.json").read_text(encoding="utf-8"))
     functions = functions_of(corpus.read("train"))
@@ -105,7 +112,7 @@ def sample(chunks: int, folder: Path = WORK, dtype: str = "float32") -> list[Pat
         prompts = [as_chat(tokenizer, words) for words in asked(number, words, answers, functions)]
         made = generate(
             target, prompts, None, max_new_tokens=NEW_TOKENS, eos=tokenizer.eos_token_id, seed=number, progress=False,
-            study=Study(batch_class=Recorded),
+            hooks=Hooks(batch_class=Recorded),
         )  # fmt: skip
         state, runner = Recorded.made.state, Recorded.made.runner
         assert runner.hidden_states is not None
@@ -117,7 +124,8 @@ def sample(chunks: int, folder: Path = WORK, dtype: str = "float32") -> list[Pat
 
 
 def windows(files: list[Path]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens `(n, BEFORE + NEW_TOKENS)`, the target's states there, and whether a token sampled follows."""
+    """Tokens `(n, BEFORE + NEW_TOKENS)`, the target's states there, and whether a token sampled
+    follows."""
     parts: list[tuple[Tensor, ...]] = []
     for file in files:
         chunk = torch.load(file)
@@ -131,7 +139,8 @@ def windows(files: list[Path]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class Drafted(Attention):
-    """`Attention` of `DEPTHS` draft tokens, whose `Part.logits` are the inputs of the output head."""
+    """`Attention` of `DEPTHS` draft tokens, whose `Part.logits` are the inputs of the output
+    head."""
 
     depths = DEPTHS
 
@@ -142,7 +151,8 @@ class Drafted(Attention):
 
 @torch.no_grad()
 def begun(target: Any, head: AttentionHead, tokens: Tensor, states: Tensor, sampled: Tensor) -> AttentionHead:
-    """`head` as the least-squares map from a token and the states before it to the last state at the token."""
+    """`head` as the least-squares map from a token and the states before it to the last state at
+    the token."""
     width, gains = target.config.hidden_size, target.base_model.norm.weight.float()
     at = sampled[:, 1:].nonzero(as_tuple=True)
     before, last = states[:, :-1][at].float(), states[:, 1:][at][:, -width:].float() / gains
@@ -159,7 +169,8 @@ def begun(target: Any, head: AttentionHead, tokens: Tensor, states: Tensor, samp
 
 
 def loss_of(student: Drafted, rows: Tensor, tokens: Tensor, states: Tensor, sampled: Tensor, share: float) -> Tensor:
-    """The mean over depths of `share` of total variation and the rest of forward KL, where `sampled`."""
+    """The mean over depths of `share` of total variation and the rest of forward KL, where
+    `sampled`."""
     log_p = torch.log_softmax(states[sampled][:, -rows.shape[1] :] @ rows.T, dim=-1)
     number = torch.zeros_like(tokens).masked_scatter(sampled, torch.arange(len(log_p)))
     total = torch.zeros(())
@@ -170,7 +181,8 @@ def loss_of(student: Drafted, rows: Tensor, tokens: Tensor, states: Tensor, samp
 
 
 def trained(target: PreTrainedModel, files: list[Path], steps: int, folder: Path = WORK) -> AttentionHead:
-    """The head after so many steps on the samples in `files`, from the last checkpoint in `folder`."""
+    """The head after so many steps on the samples in `files`, from the last checkpoint in
+    `folder`."""
     mass = sum(torch.load(file)["mass"] for file in files)
     tokens, states, sampled = windows(files)
     torch.manual_seed(SEED)

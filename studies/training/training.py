@@ -1,8 +1,9 @@
-"""The training loop, and the training of the pair that ships in `data/pair`: `python -m studies.training.training`.
+"""The training loop, and the training of the pair that ships in `data/pair`:
+`python -m studies.training.training`.
 
-Target and draft learn from the same tokens, the draft from the text and not from the target, as an off-the-shelf draft
-would. Every training uses the loop, those of heads and embeddings, too: one or several learners see the same batches,
-and an interrupted training goes on from its checkpoint.
+Target and draft learn from the same tokens, the draft from the text and not from the target, as an
+off-the-shelf draft would. Every training uses the loop, those of heads and embeddings, too: one or
+several learners see the same batches, and an interrupted training goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 class Muon(torch.optim.Optimizer):
-    """`torch.optim.Muon` (Nesterov's momentum 0.95, decay 0.01) in float32 in place of bfloat16, whose products take
-    eight times as long on processors without instructions for it."""
+    """`torch.optim.Muon` (Nesterov's momentum 0.95, decay 0.01) in float32 in place of bfloat16,
+    whose products take eight times as long on processors without instructions for it."""
 
     def __init__(self, matrices: list[nn.Parameter], lr: float) -> None:
         super().__init__(matrices, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Moves every matrix by its orthogonalised momentum, times the root of rows over columns if that is above 1."""
+        """Moves every matrix by its orthogonalised momentum, times the root of rows over columns if
+        that is above 1."""
         for weight in self.param_groups[0]["params"]:
             momentum = self.state[weight].setdefault("momentum", torch.zeros_like(weight))
             momentum.lerp_(weight.grad, 0.05)
@@ -64,7 +66,8 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """`matrix` with all singular values near 1: five Newton-Schulz iterations, as in `torch.optim.Muon`."""
+    """`matrix` with all singular values near 1: five Newton-Schulz iterations, as in
+    `torch.optim.Muon`."""
     rows, columns = matrix.shape
     found: Tensor = (matrix if rows <= columns else matrix.T) / matrix.norm().clamp(min=1e-7)
     for _ in range(5):
@@ -74,10 +77,11 @@ def orthogonal(matrix: Tensor) -> Tensor:
 
 
 class Learner:
-    """A model in training and its optimizers. Gradients longer than `longest` are shortened to that.
+    """A model in training and its optimizers. Gradients longer than `longest` are shortened to
+    that.
 
-    Without `optimizers`, Muon has the matrices inside the layers, and AdamW embeddings and norms; `factor` scales both
-    learning rates, `MUON_RATE` and `ADAM_RATE`.
+    Without `optimizers`, Muon has the matrices inside the layers, and AdamW embeddings and norms;
+    `factor` scales both learning rates, `MUON_RATE` and `ADAM_RATE`.
     """
 
     def __init__(
@@ -115,7 +119,8 @@ def adam(weights: Iterable[nn.Parameter], lr: float) -> torch.optim.Optimizer:
 
 
 def rate(step: int, steps: int) -> float:
-    """Learning-rate factor: a short warm-up, a plateau, and a linear fall to zero over the last 60%.
+    """Learning-rate factor: a short warm-up, a plateau, and a linear fall to zero over the last
+    60%.
 
     >>> [round(rate(step, 100), 2) for step in (0, 1, 2, 40, 70, 99)]
     [0.33, 0.67, 1.0, 1.0, 0.5, 0.02]
@@ -124,7 +129,8 @@ def rate(step: int, steps: int) -> float:
 
 
 def taken_over(step: int, steps: int, begin: float) -> float:
-    """The share of an objective that begins after the fraction `begin` of the steps, and is alone after as many more.
+    """The share of an objective that begins after the fraction `begin` of the steps, and is alone
+    after as many more.
 
     >>> [taken_over(step, 100, 0.1) for step in (0, 10, 15, 20, 99)]
     [0.0, 0.0, 0.5, 1.0, 1.0]
@@ -133,7 +139,8 @@ def taken_over(step: int, steps: int, begin: float) -> float:
 
 
 def folder_of(name: str, plan: object) -> Path:
-    """Where a training keeps what it has done; another plan has another folder. Delete it when the code has changed."""
+    """Where a training keeps what it has done; another plan has another folder. Delete it when the
+    code has changed."""
     return ROOT / "build" / "training" / f"{name}-{hashlib.sha256(repr(plan).encode()).hexdigest()[:12]}"
 
 
@@ -145,11 +152,13 @@ def train(
     folder: Path | None = None,
     save_every: int = 50,
 ) -> None:
-    """The first `steps` of `batches`: of each, `losses(step, batch)` yields names and losses, and each learner named
-    learns from its loss before the next is asked for, at `rate(step, steps)` of its learning rates.
+    """The first `steps` of `batches`: of each, `losses(step, batch)` yields names and losses, and
+    each learner named learns from its loss before the next is asked for, at `rate(step, steps)` of
+    its learning rates.
 
-    Begins after the last step that is saved in `folder`, and saves there every `save_every` steps and after the last.
-    The bar shows means of about the last 50 steps. The models are in evaluation mode afterwards.
+    Begins after the last step that is saved in `folder`, and saves there every `save_every` steps
+    and after the last. The bar shows means of about the last 50 steps. The models are in evaluation
+    mode afterwards.
     """
     checkpoint, begin, shown = folder and folder / "learners.pt", 0, dict[str, float]()
     if checkpoint and checkpoint.exists():
@@ -178,7 +187,8 @@ def train(
 class Budget:
     """How long a model is trained: `steps` updates of `batch * CONTEXT` tokens each.
 
-    Attention is what a CPU spends its time on, so all but the last steps see windows of `CONTEXT / 2`.
+    Attention is what a CPU spends its time on, so all but the last steps see windows of
+    `CONTEXT / 2`.
     """
 
     steps: int
@@ -219,7 +229,8 @@ def build(role: str, end: int) -> LlamaForCausalLM:
 
 
 def windows(tokens: np.ndarray, batch: int, length: int, seed: int) -> Iterator[Tensor]:
-    """Endless batches `(batch, length + 1)`: every epoch cuts the text elsewhere, in a new order."""
+    """Endless batches `(batch, length + 1)`: every epoch cuts the text elsewhere, in a new
+    order."""
     generator = np.random.default_rng(seed)
     while True:
         offset = int(generator.integers(length))
@@ -231,41 +242,47 @@ def windows(tokens: np.ndarray, batch: int, length: int, seed: int) -> Iterator[
 
 
 def curriculum(tokens: np.ndarray, budget: Budget, seed: int) -> Iterator[Tensor]:
-    """The batches of a whole training: short windows first, then full ones, equally many tokens each."""
+    """The batches of a whole training: short windows first, then full ones, equally many tokens
+    each."""
     short = round(budget.steps * budget.short_share)
     yield from islice(windows(tokens, 2 * budget.batch, CONTEXT // 2, seed), short)
     yield from islice(windows(tokens, budget.batch, CONTEXT, seed + 1), budget.steps - short)
 
 
 def logits_of(model: nn.Module, window: Tensor) -> Tensor:
-    """Logits for all tokens of each row of `window` after its first, `(batch, length, vocab)` in float32."""
+    """Logits for all tokens of each row of `window` after its first, `(batch, length, vocab)` in
+    float32."""
     with torch.autocast(window.device.type, torch.bfloat16):
         logits: Tensor = model(input_ids=window[:, :-1], use_cache=False).logits
     return logits.float()
 
 
 def loss_of(model: nn.Module, window: Tensor) -> Tensor:
-    """Mean cross-entropy, in nats per token, of the tokens of each row of `window` after its first."""
+    """Mean cross-entropy, in nats per token, of the tokens of each row of `window` after its
+    first."""
     return nn.functional.cross_entropy(logits_of(model, window).flatten(0, 1), window[:, 1:].flatten())
 
 
 def fit(
     model: LlamaForCausalLM, batches: Iterator[Tensor], steps: int, *, compiled: bool = True, folder: Path | None = None
 ) -> None:
-    """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a C++ compiler."""
+    """Trains `model` on the first `steps` of `batches`, from what `folder` has; `compiled` needs a
+    C++ compiler."""
     loss = torch.compile(loss_of, dynamic=False) if compiled else loss_of
     train({"model": Learner(model)}, batches, steps, lambda _, window: [("model", loss(model, window))], folder)
 
 
 def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path, note: dict[str, Any]) -> None:
-    """Writes weights in bfloat16 (half the size, read back into any dtype), config, tokenizer, and a note."""
+    """Writes weights in bfloat16 (half the size, read back into any dtype), config, tokenizer, and
+    a note."""
     model.bfloat16().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     add_note(folder, note)
 
 
 def add_note(folder: Path, note: dict[str, Any]) -> None:
-    """Writes how a model was trained, `training.json`, and the checksums of all files of `folder`."""
+    """Writes how a model was trained, `training.json`, and the checksums of all files of
+    `folder`."""
     (folder / "training.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
     write_checksums(folder)
 
@@ -276,7 +293,8 @@ def size_of(model: nn.Module) -> int:
 
 
 def main() -> None:
-    """Trains tokenizer, target and draft, and writes them with a note of the budget and their checksums."""
+    """Trains tokenizer, target and draft, and writes them with a note of the budget and their
+    checksums."""
     texts = corpus.read("train")
     tokenizer = train_tokenizer(texts)
     tokens = encode(tokenizer, texts)

@@ -1,4 +1,5 @@
-"""Verdicts come from what a claim needs and from checks that could have failed; parameters are checked first."""
+"""Verdicts come from what a claim needs and from checks that could have failed; parameters are
+checked first."""
 
 import json
 import math

@@ -40,7 +40,8 @@ def test_the_collected_table_has_every_claim_and_only_the_verdicts_named(
         (-0.0, "-0"),
         (float("inf"), "inf"),
         (float("nan"), "nan"),
-        *((0.1234565 * (1 + bits * 2.0**-52), "0.123456") for bits in range(-3, 4)),  # the last bit decides no tie
+        # The last bit decides no tie.
+        *((0.1234565 * (1 + bits * 2.0**-52), "0.123456") for bits in range(-3, 4)),
     ],
 )
 def test_numbers_are_written_with_six_digits_and_counts_with_all(value: float, text: str) -> None:

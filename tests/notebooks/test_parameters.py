@@ -1,4 +1,5 @@
-"""Parameters of notebooks: papermill knows them, every committed value is allowed, and what is wrong is said."""
+"""Parameters of notebooks: papermill knows them, every committed value is allowed, and what is
+wrong is said."""
 
 import logging
 import math
@@ -17,7 +18,8 @@ CELL = "seed: int = 2  # of every random number, from 0\ngamma: int = 4  # draft
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_papermill_knows_every_parameter_as_the_notebook_does(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Its help lists them with type and meaning, and its warning of an unknown parameter means a wrong name."""
+    """Its help lists them with type and meaning, and its warning of an unknown parameter means a
+    wrong name."""
     with caplog.at_level(logging.WARNING, logger="papermill"):
         known = papermill.inspect_notebook(path)
     own = of_notebook(path)

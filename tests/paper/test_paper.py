@@ -1,4 +1,5 @@
-"""The paper: numbers come from results, what is missing or untrue stops it, and it is the same file each time."""
+"""The paper: numbers come from results, what is missing or untrue stops it, and it is the same file
+each time."""
 
 import inspect
 import json
@@ -46,7 +47,8 @@ def asked(folder: Path, source: str, results: Path = ROOT, modules: str = "deriv
     """The value that the Typst expression `source` has over `results`."""
     tables = assembled(folder, results)
     for home in ("data", "audit/data"):
-        shutil.copytree(results / home / "results", folder / home / "results", dirs_exist_ok=True)  # of studies, too
+        # Of studies, too.
+        shutil.copytree(results / home / "results", folder / home / "results", dirs_exist_ok=True)
     imports = "".join(f'#import "{name}.typ": *\n' for name in modules.split())
     (folder / "asked.typ").write_text(f"{imports}#metadata({source}) <value>")
     file = folder / "asked.typ"
@@ -117,7 +119,8 @@ HOLDS = "(((name, holds)) => (name, holds()))"
 
 
 def test_every_remark_is_true_and_could_be_untrue(tmp_path: Path, results: Path) -> None:
-    """Of results that say the opposite: what was larger is smaller, what was found was not, what held is open."""
+    """Of results that say the opposite: what was larger is smaller, what was found was not, what
+    held is open."""
     found = dict(asked(tmp_path / "a", f"remarks.pairs().map{HOLDS}", ROOT, "remarks"))
     assert found == dict.fromkeys(found, True)
     for file in results.rglob("data/results/*.csv"):
@@ -194,7 +197,8 @@ def test_what_is_missing_or_untrue_stops_it(
     [('#set text(font: "Nope")\nHi', "nope"), ("#nothing", "nothing"), ("SPACE", "a figure is drawn over a table")],
 )
 def test_errors_warnings_and_a_figure_over_a_table_stop_it(tmp_path: Path, source: str, says: str) -> None:
-    """A wide figure at the page's foot is drawn over a table for which the column has no room left."""
+    """A wide figure at the page's foot is drawn over a table for which the column has no room
+    left."""
     page = """#import "style.typ": *
 #show: paper.with(title: [t], authors: "a", abstract: [b])
 #records(((a: "word"),) * 20, (("a", [a]),), [a table])

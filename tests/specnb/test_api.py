@@ -1,4 +1,5 @@
-"""The public interface: every name has a docstring with an example; the wheels hold every folder of the packages."""
+"""The public interface: every name has a docstring with an example; the wheels hold every folder of
+the packages."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ import pytest
 import specnb
 
 PROJECT = Path(specnb.__file__).parents[1]
-PACKAGES = {"specnb": PROJECT, "specnb_audit": PROJECT / "audit"}  # and the folder of its distribution
+# And the folder of its distribution.
+PACKAGES = {"specnb": PROJECT, "specnb_audit": PROJECT / "audit"}
 
 
 def _public(package: str) -> list[str]:
@@ -38,7 +40,8 @@ def test_every_public_name_has_a_docstring_with_an_example(package: str, name: s
 
 
 def test_no_package_leads_to_studies_or_notebooks() -> None:
-    """The contract of import-linter sees neither examples nor modules that are imported by a string."""
+    """The contract of import-linter sees neither examples nor modules that are imported by a
+    string."""
     files = [file for package, above in PACKAGES.items() for file in (above / package).rglob("*.py")]
     leads = re.compile(
         r"\b(from|import) ((audit_)?studies|notebooks)\b|import_module\(\W*((audit_)?studies|notebooks)\b"
@@ -63,7 +66,8 @@ INVENTORIES = [file for package, above in PACKAGES.items() for file in (above / 
 
 @pytest.mark.parametrize("file", INVENTORIES, ids=lambda file: file.parent.name)
 def test_every_module_that_an_inventory_names_exists(file: Path) -> None:
-    """An inventory is the indented list of a package's docstring: names, then two spaces and what they hold."""
+    """An inventory is the indented list of a package's docstring: names, then two spaces and what
+    they hold."""
     listed = re.findall(
         r"^    (\S+(?:, \S+)*)  ", ast.get_docstring(ast.parse(file.read_text())) or "", flags=re.MULTILINE
     )

@@ -1,4 +1,5 @@
-"""Beam search against plain Python, every drafted tree and transformers; planted bugs must be found."""
+"""Beam search against plain Python, every drafted tree and transformers; planted bugs must be
+found."""
 
 from __future__ import annotations
 
@@ -6,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from beam_bugs import TREE_BUGS
 from tiny import LIMIT, gpt2, llama, mistral, near_copy, neox, qwen2
 from transformers import PreTrainedModel
-from tree_bugs import TREE_BUGS
 
 from specnb import PromptLookupDrafter, beam
 from specnb.beam import (
@@ -23,7 +24,8 @@ from specnb.beam import (
 
 
 def test_of_many_ties_the_first_candidates_are_taken() -> None:
-    """Torch keeps the order of up to 16 equal numbers in any sort, and that of more only in a stable one."""
+    """Torch keeps the order of up to 16 equal numbers in any sort, and that of more only in a
+    stable one."""
     totals = torch.zeros(4, 100)
     totals[:, ::3] = 1.0
     parents, tokens, _ = best(totals, 40)
@@ -42,7 +44,8 @@ VOCAB, NEW, PROMPT = 7, 8, [1, 2, 3]
 MODELS = {"llama": llama, "gpt2": gpt2, "neox": neox, "qwen2": qwen2, "mistral": mistral}
 ENDS: dict[str, list[int] | int | None] = {"no end": None, "one end": 1, "two ends": [1, 4]}
 FLOAT32 = 2e-6
-"""transformers sums float32 log-probabilities whatever the model's dtype; this is how far its means may be off."""
+"""transformers sums float32 log-probabilities whatever the model's dtype; this is how far its means
+may be off."""
 
 
 def tiny(name: str = "llama") -> PreTrainedModel:
@@ -104,8 +107,10 @@ def test_the_record_counts_levels_and_forward_passes() -> None:
     assert alone.draft_nodes == [()] * NEW
     perfect = beam_search(model, PROMPT, model, width=3, draft_width=3, gamma=3, max_new_tokens=NEW).record
     assert perfect.levels.tolist() == [4, 4]
-    assert perfect.nodes.tolist() == [10, 12]  # the root or the three beams, and three levels of three
-    assert perfect.draft_nodes == [(1, 3, 3), (5, 3, 3)]  # two parents of the beams were not drafted from before
+    # The root or the three beams, and three levels of three.
+    assert perfect.nodes.tolist() == [10, 12]
+    # Two parents of the beams were not drafted from before.
+    assert perfect.draft_nodes == [(1, 3, 3), (5, 3, 3)]
     assert perfect.target_passes == 2
     assert len(perfect.states) == NEW + 1
 

@@ -1,4 +1,5 @@
-"""`specnb demo` with a tiny model in the place of the real one, and its questions among those of the workloads."""
+"""`specnb demo` with a tiny model in the place of the real one, and its questions among those of
+the workloads."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from specnb.drafting import choice
 from specnb.models.support import vocabulary
 from specnb_cli import main
 
-COPIED, NOT_COPIED = [1, 2, 1], [3, 3, 0, 1, 3, 0, 2, 1]  # what the tiny model continues with, or not
+# What the tiny model continues with, or not.
+COPIED, NOT_COPIED = [1, 2, 1], [3, 3, 0, 1, 3, 0, 2, 1]
 
 
 @pytest.fixture

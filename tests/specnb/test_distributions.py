@@ -1,4 +1,5 @@
-"""Distributions: standardisation against a slow reference, sampling at the extremes, identities of the residual."""
+"""Distributions: standardisation against a slow reference, sampling at the extremes, identities of
+the residual."""
 
 from __future__ import annotations
 
@@ -49,13 +50,15 @@ def slow_distribution(logits: list[float], sampling: Sampling) -> list[float]:
     if sampling.top_p < 1:
         kept, mass = set(), 0.0
         for token in sorted(range(len(probs)), key=lambda token: (-probs[token], token)):
-            assume(abs(mass - sampling.top_p) > 1e-5)  # whether the mass is reached must not be up to rounding
+            # Whether the mass is reached must not be up to rounding.
+            assume(abs(mass - sampling.top_p) > 1e-5)
             if mass < sampling.top_p:
                 kept.add(token)
             mass += probs[token]
         probs = _norm([x if token in kept else 0.0 for token, x in enumerate(probs)])
     least = sampling.min_p * max(probs)
-    assume(all(x == max(probs) or abs(x - least) > 1e-6 for x in probs))  # nor whether a token is below a limit
+    # Nor whether a token is below a limit.
+    assume(all(x == max(probs) or abs(x - least) > 1e-6 for x in probs))
     return _norm([x if x >= least else 0.0 for x in probs])
 
 
@@ -122,7 +125,8 @@ def distribution_of(*parts: float, **settings: Any) -> list[float]:
 
 
 def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass() -> None:
-    assert distribution_of(1, 1, 1, 1, top_p=0.5) == [0.5, 0.5, 0, 0]  # reached exactly, lower indices first
+    # Reached exactly, lower indices first.
+    assert distribution_of(1, 1, 1, 1, top_p=0.5) == [0.5, 0.5, 0, 0]
     assert distribution_of(1, 1, 1, 1, top_p=math.nextafter(0.5, 1)) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
     assert distribution_of(1, 1, 4, 2, top_p=1e-9) == [0, 0, 1, 0]
 
@@ -202,7 +206,8 @@ def test_sample_finds_the_token_whose_cell_holds_the_uniform(
 @pytest.mark.parametrize("vocab", [1_000, 50_257, 262_144])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_no_impossible_token_is_sampled_from_a_large_vocabulary(vocab: int, dtype: torch.dtype) -> None:
-    """Most tokens have no probability here, at both ends too, and float32 distributions do not quite sum to 1."""
+    """Most tokens have no probability here, at both ends too, and float32 distributions do not
+    quite sum to 1."""
     generator = torch.Generator().manual_seed(vocab)
     logits = 3 * torch.randn(4, vocab, generator=generator, dtype=dtype)
     possible = torch.rand(4, vocab, generator=generator) < 0.01
@@ -232,7 +237,8 @@ def test_the_largest_uniform_samples_the_last_token_whatever_the_sum(total: floa
 
 
 def test_rare_tokens_of_a_float32_distribution_keep_their_cells() -> None:
-    """float32 sums above 1/2 move in steps of 6e-8, which would lose most tokens of probability 1e-9."""
+    """float32 sums above 1/2 move in steps of 6e-8, which would lose most tokens of probability
+    1e-9."""
     rare = torch.arange(1, 1001)
     probs = torch.tensor([0.5] + [1e-9] * 1000 + [0.499999])
     uniform = (0.5 + 1e-9 * (rare.double() - 0.5)) / probs.double().sum()
@@ -256,7 +262,8 @@ def test_residual_overlap_and_distance_agree_with_fractions(pair: tuple[list[int
     beta = sum(map(min, p, q))
     left = [max(Fraction(0), a - b) for a, b in zip(p, q, strict=True)]
     assert sum(left) == 1 - beta  # appendix A.1: the normaliser
-    assert sum(abs(a - (a + b) / 2) for a, b in zip(p, q, strict=True)) == 1 - beta  # Definition 3.2 and Lemma 3.3
+    # Definition 3.2 and Lemma 3.3.
+    assert sum(abs(a - (a + b) / 2) for a, b in zip(p, q, strict=True)) == 1 - beta
     p_distribution, q_distribution = weighted(pair[0]), weighted(pair[1])
     assert float(overlap(p_distribution, q_distribution)) == pytest.approx(float(beta), abs=1e-15)
     assert float(total_variation(p_distribution, q_distribution)) == pytest.approx(float(1 - beta), abs=1e-15)
@@ -269,7 +276,8 @@ def test_residual_of_equal_distributions_and_against_nothing_is_p() -> None:
     p = weighted([1, 0, 3])
     assert torch.equal(residual(p, p), p)
     assert torch.equal(residual(p, torch.zeros(3, dtype=torch.float64)), p)
-    rough = torch.tensor([0.3, 0.0, 0.6], dtype=torch.float64)  # what rounding makes of a distribution, exaggerated
+    # What rounding makes of a distribution, exaggerated.
+    rough = torch.tensor([0.3, 0.0, 0.6], dtype=torch.float64)
     assert torch.equal(unnormalised_residual(rough, rough), rough)
     assert residual(rough, rough).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
 
@@ -392,7 +400,8 @@ def test_ties_beyond_sixteen_tokens_go_to_the_lowest() -> None:
 
 def test_sums_over_the_last_axis_of_broadcast_batches() -> None:
     p = torch.tensor([[[0.5, 0.5, 0.0]], [[0.25, 0.25, 0.5]]], dtype=torch.float64)  # (2, 1, 3)
-    q = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]], dtype=torch.float64)  # (2, 3); the last are equal
+    # (2, 3); the last are equal.
+    q = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]], dtype=torch.float64)
     assert overlap(p, q).tolist() == [[0.75, 0.5], [0.75, 1.0]]
     assert total_variation(p, q).tolist() == [[0.25, 0.5], [0.25, 0.0]]
     assert unnormalised_residual(p, q).tolist() == [

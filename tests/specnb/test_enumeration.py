@@ -39,7 +39,8 @@ AFTER = {(): coin(0.25), (0,): coin(0.5), (1,): coin(1.0)}.__getitem__
 
 
 def test_by_hand() -> None:
-    """p = (3/4, 1/4) and q = (1/4, 3/4): draft 1 is accepted with 1/3, and otherwise replaced by 0."""
+    """p = (3/4, 1/4) and q = (1/4, 3/4): draft 1 is accepted with 1/3, and otherwise replaced by
+    0."""
     emitted = step_distribution(token_verification, lambda _: coin(0.75), lambda _: coin(0.25), gamma=1)
     assert emitted == pytest.approx(
         {(0, 0): 3 / 16, (0, 1): 1 / 16, (1, 0): 3 / 16, (1, 1): 1 / 16, (0,): 1 / 2}, abs=1e-13
@@ -53,7 +54,8 @@ def test_by_hand() -> None:
 
 
 def test_the_tree_by_hand() -> None:
-    """Two children 0 and 1, tested with p(0) = 1/4 and then certainty: 1 is followed by what p has after it."""
+    """Two children 0 and 1, tested with p(0) = 1/4 and then certainty: 1 is followed by what p has
+    after it."""
     emitted = step_distribution(exact_match, AFTER, lambda _: coin(0.5), (-1, -1), scheme=distinct_children)
     assert emitted == pytest.approx({(0, 0): 0.125, (0, 1): 0.125, (1, 0): 0.75})
 
@@ -84,7 +86,8 @@ def test_a_tree_has_the_product_of_its_rows_and_each_row_its_scheme(kind: str, s
 
 
 def test_drafts_may_come_from_another_distribution_than_the_reported_one() -> None:
-    """With reported q = p every draft token is accepted; one that q excludes is accepted if the target can say it."""
+    """With reported q = p every draft token is accepted; one that q excludes is accepted if the
+    target can say it."""
     sampled = mapped(lambda probs: normalise(probs**2), Q)
     for rule in (token_verification, lambda *given: token_verification(*given)):
         first = completed(step_distribution(rule, P, P, 1, sampled), P, 2).sum(1)
@@ -140,7 +143,8 @@ def test_a_rule_that_reads_uniforms_otherwise_is_refused(rule: Rule) -> None:
 @pytest.mark.parametrize("lenience", [0.5, 0.99, 1 - 1e-6, 1 - 1e-9, 1 + 1e-9, 1.1])
 @pytest.mark.parametrize("kind", ["dense", "zeros in q"])
 def test_no_leak_is_small_enough_to_hide_in_a_cell(lenience: float, kind: str) -> None:
-    """Either it shows as a change inside a cell or, where it fills a cell, as a wrong distribution."""
+    """Either it shows as a change inside a cell or, where it fills a cell, as a wrong
+    distribution."""
     p, q = distribution_pair(kind, vocab=3)
 
     def lenient(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:

@@ -1,4 +1,5 @@
-"""Judging a rule: exact rules and known bugs are told apart, and tokens per step are those of closed forms."""
+"""Judging a rule: exact rules and known bugs are told apart, and tokens per step are those of
+closed forms."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def test_a_function_is_judged_as_its_plan() -> None:
 
 @pytest.mark.parametrize("name", WRONG)
 def test_every_known_bug_of_a_rule_is_judged_inexact(name: str) -> None:
-    """Its worst prefix has the probabilities that are named, and they differ by more than an exact rule's do."""
+    """Its worst prefix has the probabilities that are named, and they differ by more than an exact
+    rule's do."""
     found = judge_rule(WRONG[name], gamma=2, pairs=SMALL if name == "p-mutated" else random_pairs(4))
     assert not found.exact
     tokens, target, of_rule = found.worst.worst
@@ -74,7 +76,8 @@ def test_every_known_bug_of_a_rule_is_judged_inexact(name: str) -> None:
 
 @pytest.mark.parametrize("lenience", [0.5, 0.99])
 def test_a_lenient_rule_is_off_by_the_known_amount(lenience: float) -> None:
-    """The first token has the distribution of `theory`, and only the last token of a step is tested if gamma is 1."""
+    """The first token has the distribution of `theory`, and only the last token of a step is tested
+    if gamma is 1."""
     found = judge_rule(lenient_verification(lenience), gamma=1, pairs=IID)
     known = float((lenient_distribution(P, Q, lenience) - P).abs().sum()) / 2
     assert not found.exact

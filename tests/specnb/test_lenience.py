@@ -1,4 +1,5 @@
-"""Lenience: the distribution that the rule gives, by enumeration and by formula, and that of whole sequences."""
+"""Lenience: the distribution that the rule gives, by enumeration and by formula, and that of whole
+sequences."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ every_lenience = pytest.mark.parametrize("lenience", LENIENCES)
 
 
 def step_by_formula(p: Conditional, q: Conditional, gamma: int, lenience: float) -> Emissions:
-    """The closed form of a whole step: drafts kept along the way, then a replacement or the bonus."""
+    """The closed form of a whole step: drafts kept along the way, then a replacement or the
+    bonus."""
     emitted: Emissions = {}
     for n in range(gamma + 1):
         for draft_tokens in product(range(len(p(()))), repeat=n):
@@ -64,7 +66,8 @@ def test_the_emitted_distribution_by_its_properties(kind: str, lenience: float) 
         distance = float(total_variation(probs, p))
         gain = overlap(p / lenience, q) - overlap(p, q)
         assert float(gain) == pytest.approx(distance, abs=1e-12)
-        # The rule attains the largest acceptance for its distance (Yin et al., arXiv:2411.00841, Theorem 5).
+        # The rule attains the largest acceptance for its distance (Yin et al., arXiv:2411.00841,
+        # Theorem 5).
         best = min(1.0, float(overlap(p, q)) + distance)
         assert float(overlap(p / lenience, q)) == pytest.approx(best, abs=1e-12)
 

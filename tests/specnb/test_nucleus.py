@@ -1,4 +1,5 @@
-"""The nucleus against a slow reference in whole numbers, by both ways of finding it, also where tokens are tied."""
+"""The nucleus against a slow reference in whole numbers, by both ways of finding it, also where
+tokens are tied."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ TOP_PS = [5e-324, 1e-9, 0.1, 0.5, math.nextafter(0.5, 1), 0.8, 0.9, 0.999, math.
 
 
 def slow_nucleus(row: list[float], top_p: float) -> list[float]:
-    """Tokens from the most probable on, the lower index first among equals, while the mass before is too small."""
+    """Tokens from the most probable on, the lower index first among equals, while the mass before
+    is too small."""
     kept, mass = [0.0] * len(row), 0
     for token in sorted(range(len(row)), key=lambda token: (-row[token], token)):
         if mass < math.ceil(top_p * UNITS):
@@ -65,7 +67,8 @@ def test_a_mass_that_is_reached_exactly_is_reached(dtype: torch.dtype, monkeypat
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("top_p", TOP_PS)
 def test_large_vocabularies_flat_and_sharp_with_and_without_ties(dtype: torch.dtype, top_p: float) -> None:
-    """From one token that has nearly all mass to all equal; rounded logits tie thousands of tokens."""
+    """From one token that has nearly all mass to all equal; rounded logits tie thousands of
+    tokens."""
     logits = 3 * torch.randn(4, 5_003, generator=torch.Generator().manual_seed(0), dtype=dtype)
     logits[3] = logits[3].round()
     for temperature in (0.02, 0.3, 1, 4, 1e6):
@@ -77,7 +80,8 @@ def test_large_vocabularies_flat_and_sharp_with_and_without_ties(dtype: torch.dt
 
 
 def test_the_nucleus_behind_top_k_has_all_tokens_tied_with_the_last_or_the_lowest_indices_of_them() -> None:
-    """Six tokens are tied with the second; 0.6 of the mass are five of the seven that top-k keeps."""
+    """Six tokens are tied with the second; 0.6 of the mass are five of the seven that top-k
+    keeps."""
     logits = torch.zeros(5_000)
     logits[[7, 90, 800, 1_500, 2_000, 2_500, 4_000]] = 20.0
     for sampling in (Sampling(top_k=2), Sampling(top_k=2, top_p=0.99)):

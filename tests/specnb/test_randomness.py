@@ -43,7 +43,8 @@ def test_seeds_and_rows_from_two_to_the_64_are_hashed() -> None:
 
 
 def test_seeds_rows_and_purposes_all_have_different_streams() -> None:
-    """No two share a number, also not a row and a seed that are exchanged, nor shifted by any lag."""
+    """No two share a number, also not a row and a seed that are exchanged, nor shifted by any
+    lag."""
     keys = [(seed, row, purpose) for seed in (0, 1, 2) for row in (0, 1, 2) for purpose in PURPOSES]
     for one, other in combinations([set(stream(*key).random(500)) for key in keys], 2):
         assert not one & other
@@ -59,7 +60,8 @@ def test_negative_seeds_and_rows_are_refused(seed: int, row: int) -> None:
 
 @pytest.mark.parametrize(("steps", "gamma"), [(3, 2), (5, 0), (1, 4)])
 def test_uniforms_are_those_of_the_streams_in_order(steps: int, gamma: int) -> None:
-    """So they do not depend on the batch, more steps only append some, and the final ones do not depend on gamma."""
+    """So they do not depend on the batch, more steps only append some, and the final ones do not
+    depend on gamma."""
     numbers = uniforms(5, [4, 0], steps, gamma)
     assert numbers.draft.dtype == numbers.accept.dtype == numbers.final.dtype == torch.float64
     for at, row in enumerate([4, 0]):

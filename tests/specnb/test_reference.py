@@ -30,7 +30,8 @@ def normalised(weights: list[int]) -> list[Number]:
 
 @st.composite
 def steps(draw_example: st.DrawFn) -> Step:
-    """p and q at each position, and uniforms: fractions whose denominators never let an edge be hit."""
+    """p and q at each position, and uniforms: fractions whose denominators never let an edge be
+    hit."""
     vocab, gamma = draw_example(st.integers(1, 5)), draw_example(st.integers(0, 3))
     p = [normalised(draw_example(weights(vocab))) for _ in range(gamma + 1)]
     q = [normalised(draw_example(weights(vocab))) for _ in range(gamma)]
@@ -64,7 +65,8 @@ def test_token_verification_agrees_with_the_reference_for_equal_uniforms(
 
 
 def test_where_the_rule_is_stricter_than_the_paper_as_printed() -> None:
-    """Rejecting only when r > p/q lets r = 0 accept a token of probability zero: a uniform can be exactly 0."""
+    """Rejecting only when r > p/q lets r = 0 accept a token of probability zero: a uniform can be
+    exactly 0."""
     p: list[list[Number]] = [[0.0, 1.0]] * 2
     q: list[list[Number]] = [[1.0, 0.0]]
     printed = speculative_decoding_step(lambda _: p[0], lambda _: q[0], [], 1, [0.0], [0.0], 0.0)

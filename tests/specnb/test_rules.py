@@ -1,4 +1,5 @@
-"""Rules: exact by multiplication, carried out as multiplied; every planted bug of a plan or its execution is found."""
+"""Rules: exact by multiplication, carried out as multiplied; every planted bug of a plan or its
+execution is found."""
 
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ def test_a_step_has_the_targets_joint_distribution(name: str, kind: str) -> None
 
 @pytest.mark.parametrize("name", [name for name, method in EXACT.items() if method.may_miss])
 def test_where_nothing_is_proposed_it_is_exact_as_well(name: str) -> None:
-    """After some contexts the drafter has no token (-1, q = 0); descendants and later siblings are missing too."""
+    """After some contexts the drafter has no token (-1, q = 0); descendants and later siblings are
+    missing too."""
     p, q = distribution_pair("dense", vocab=3)
     for silent in ((), (0,), (1,)):
 
@@ -131,7 +133,8 @@ def test_acceptance_has_the_closed_forms(kind: str, seed: int) -> None:
     }
     for value, found in wanted.items():
         assert found == pytest.approx((value,) * len(found), abs=1e-12)
-    assert max(acceptance(rejection_sampling), acceptance(exact_match)) <= beta + 1e-12  # Theorem 3.5
+    # Theorem 3.5.
+    assert max(acceptance(rejection_sampling), acceptance(exact_match)) <= beta + 1e-12
 
 
 @every_kind
@@ -189,7 +192,8 @@ def test_a_bug_of_the_multiplication_shows(name: str, monkeypatch: pytest.Monkey
 
 
 HARMLESS = {
-    ("greedy", one_uniform), ("greedy", final_reused), ("greedy", always_accepting),  # no uniform is read
+    # No uniform is read.
+    ("greedy", one_uniform), ("greedy", final_reused), ("greedy", always_accepting),
 }  # fmt: skip
 
 
@@ -200,7 +204,8 @@ def test_a_bug_of_carrying_a_plan_out_is_found(name: str, bug: Callable[[Rule], 
 
 
 def test_visiting_in_the_other_direction_is_found() -> None:
-    """Stopping at the first failure makes the prefixes that block verification accepts too short; and the reverse."""
+    """Stopping at the first failure makes the prefixes that block verification accepts too short;
+    and the reverse."""
     for name in ("block", "token", "recursive", "traversal"):
         rule: Any = SMALL[name].rule
         assert is_found(PlannedRule(rule.plan, up=not rule.up), SMALL[name])
@@ -210,7 +215,8 @@ def test_visiting_in_the_other_direction_is_found() -> None:
 
 
 def from_the_first_residual(plan: Plan, p: Tensor, q: Tensor, *_: Any) -> Plan:
-    """The last token comes from norm(max(0, p - q)) of the first child, whatever was tested after it."""
+    """The last token comes from norm(max(0, p - q)) of the first child, whatever was tested after
+    it."""
     return Plan(plan.accept, p, less=q)
 
 
@@ -243,7 +249,8 @@ def checked_against_p(plan: Plan, p: Tensor, q: Tensor, x: Tensor, tree: TokenTr
 
 
 def not_divided(plan: Plan, p: Tensor, q: Tensor, *_: Any) -> Plan:
-    """Block verification that accepts with the mass of the residual, not divided by what it competes with."""
+    """Block verification that accepts with the mass of the residual, not divided by what it
+    competes with."""
     accept = torch.cat([plan.after.sum(-1)[..., 1:-1], plan.accept[..., -1:]], -1)
     return plan._replace(accept=accept)
 

@@ -1,6 +1,8 @@
-"""The shapes in the signatures of distributions, trees and rules, checked at run time on the examples of docstrings.
+"""The shapes in the signatures of distributions, trees and rules, checked at run time on the
+examples of docstrings.
 
-The modules are imported a second time for this, so that the other tests and compiled code run without the checks.
+The modules are imported a second time for this, so that the other tests and compiled code run
+without the checks.
 """
 
 from __future__ import annotations

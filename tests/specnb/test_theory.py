@@ -1,4 +1,5 @@
-"""Closed forms against sums over every outcome, at their limits, and against the paper's printed numbers."""
+"""Closed forms against sums over every outcome, at their limits, and against the paper's printed
+numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ costs = st.floats(0, 2)
 
 
 def enumerated_counts(alpha: Fraction, gamma: int) -> list[Fraction]:
-    """P(tokens per step = 1 .. gamma + 1): every pattern of accepted and rejected drafts, one by one."""
+    """P(tokens per step = 1 .. gamma + 1): every pattern of accepted and rejected drafts, one by
+    one."""
     probs = [Fraction(0)] * (gamma + 1)
     for pattern in product([True, False], repeat=gamma):
         chance = Fraction(1)
@@ -73,7 +75,8 @@ def test_expected_tokens_at_its_limits() -> None:
 @given(alphas, gammas, st.integers(1, 12))
 @examples
 def test_steps_begin_where_sums_of_counts_end(alpha: float, gamma: int, tokens: int) -> None:
-    """The probability that some number of steps emits exactly k tokens, by convolving their counts."""
+    """The probability that some number of steps emits exactly k tokens, by convolving their
+    counts."""
     counts = np.r_[0.0, theory.count_distribution(alpha, gamma)]
     begins, sums = np.zeros(tokens), np.ones(1)
     for _ in range(tokens):

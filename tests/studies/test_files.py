@@ -1,4 +1,5 @@
-"""Where data is read and results are written: never over what is committed, and never half of a file."""
+"""Where data is read and results are written: never over what is committed, and never half of a
+file."""
 
 import errno
 from pathlib import Path

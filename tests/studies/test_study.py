@@ -85,7 +85,8 @@ def test_every_study_has_a_table_with_a_record_of_its_settings(name: str) -> Non
     """A timed table can only be checked for saying on what and when it was measured."""
     own = find(name)
     assert set(own.settings) <= set(own.small)
-    assert name == "gpu" or set(own.small_items) <= set(own.items)  # a simulated device takes tiny models only
+    # a simulated device takes tiny models only.
+    assert name == "gpu" or set(own.small_items) <= set(own.items)
     table = ROOT / table_of(name)
     record = json.loads(table.with_suffix(".record.json").read_text())
     assert set(record) >= FIELDS

@@ -1,4 +1,5 @@
-"""Every causal architecture of the installed transformers, and encoder-decoders, as tiny random models."""
+"""Every causal architecture of the installed transformers, and encoder-decoders, as tiny random
+models."""
 
 from __future__ import annotations
 
@@ -84,7 +85,8 @@ def tiny(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_config(kind: str) -> Any:
-    """The configuration of `kind` with small sizes; raises what transformers raises where they do not fit together."""
+    """The configuration of `kind` with small sizes; raises what transformers raises where they do
+    not fit together."""
     made: Any = CONFIG_MAPPING[kind]
     settings = made().to_dict()
     sizes = tiny(settings) | ({"is_decoder": True} if "is_decoder" in settings else {}) | MORE.get(kind, {})
@@ -104,7 +106,8 @@ def decoded(model: PreTrainedModel, tokens: list[int]) -> dict[str, torch.Tensor
 
 
 def tiny_model(kind: str) -> PreTrainedModel | None:
-    """A random model of `kind`, whose tokens depend strongly on all before them; None if it cannot be made so small."""
+    """A random model of `kind`, whose tokens depend strongly on all before them; None if it cannot
+    be made so small."""
     two = kind in ENCODER_DECODERS
     made: Any = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
     try:

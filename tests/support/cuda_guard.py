@@ -1,7 +1,9 @@
-"""What torch calls of a CUDA library before an operation, doing nothing: compiled once, kept under build/.
+"""What torch calls of a CUDA library before an operation, doing nothing: compiled once, kept under
+build/.
 
-It asks a guard to select the device, of which a build for the CPU has none, and it initialises CUDA before the first
-tensor there. The guard stays registered until the process ends; it is called for tensors on CUDA only.
+It asks a guard to select the device, of which a build for the CPU has none, and it initialises CUDA
+before the first tensor there. The guard stays registered until the process ends; it is called for
+tensors on CUDA only.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ def reason_to_skip() -> str:
 
 @cache
 def library() -> ctypes.CDLL:
-    """The functions of `SOURCE`; from now on there is a guard. Raises `RuntimeError` if they cannot be compiled."""
+    """The functions of `SOURCE`; from now on there is a guard. Raises `RuntimeError` if they cannot
+    be compiled."""
     kept = FOLDER / f"{torch.__version__}.so"
     if not kept.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:  # another process may compile the same
+        # Another process may compile the same.
+        with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
             made = Path(folder) / "guard.so"
             _compile(made)
             os.replace(made, kept)

@@ -1,4 +1,5 @@
-"""Distributions for tests: small vocabularies, dependent on the context, and every kind of degenerate pair."""
+"""Distributions for tests: small vocabularies, dependent on the context, and every kind of
+degenerate pair."""
 
 from __future__ import annotations
 

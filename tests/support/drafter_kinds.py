@@ -1,4 +1,5 @@
-"""A small drafter of each kind, alone and combined, and drafters with planted bugs: what every drafter test runs on."""
+"""A small drafter of each kind, alone and combined, and drafters with planted bugs: what every
+drafter test runs on."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class TableDrafter(ChainDrafter):
 
 
 class TableTreeDrafter(Drafter):
-    """A tree, or several independent drafts of one token: each node is sampled given its parent's token."""
+    """A tree, or several independent drafts of one token: each node is sampled given its parent's
+    token."""
 
     vocab = VOCAB
 
@@ -168,7 +170,8 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "copy and an attention head": lambda: MixtureDrafter(lookup(), attending(), weight=0.4),
     "attention head, by a bandit": lambda: BanditDrafter(attending(), (1, 3), 0.1),
 }
-"""Name -> makes a drafter whose draft tokens are sampled one after the other with the uniforms given."""
+"""Name -> makes a drafter whose draft tokens are sampled one after the other with the uniforms
+given."""
 
 HIERARCHICAL: dict[str, Callable[[], Drafter]] = {
     "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
@@ -187,7 +190,8 @@ HIERARCHICAL: dict[str, Callable[[], Drafter]] = {
         near("llama"), HierarchicalDrafter(near("llama"), near("llama"), inner_gamma=1), inner_gamma=1
     ),
 }
-"""Name -> makes a drafter that makes more uniforms of those given, by hashing: no enumeration over them is possible."""
+"""Name -> makes a drafter that makes more uniforms of those given, by hashing: no enumeration over
+them is possible."""
 
 TREES: dict[str, Callable[[], Drafter]] = {
     "two drafts": lambda: TableTreeDrafter(TWO_DRAFTS),
@@ -207,7 +211,8 @@ def gamma_of(drafter: Drafter) -> int:
     return len(drafter.parents or (0, 0, 0))
 
 
-# Planted bugs: each a drafter that reports another distribution than the one it sampled from, or drops tokens.
+# Planted bugs: each a drafter that reports another distribution than the one it sampled from, or
+# drops tokens.
 
 
 class ReportsRaw(TableDrafter):

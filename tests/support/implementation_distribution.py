@@ -1,8 +1,8 @@
 """The distribution of the real loop, measured by sampling.
 
-Many rows of several prompts go through `specnb.decoding.generate.generate` on tiny transformers, with cache, batch and
-several steps. How often each completion came out is compared with its enumerated probability, which comes from forward
-passes of the target without any cache, in float64.
+Many rows of several prompts go through `specnb.decoding.generate.generate` on tiny transformers,
+with cache, batch and several steps. How often each completion came out is compared with its
+enumerated probability, which comes from forward passes of the target without any cache, in float64.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ SHARP = Sampling(temperature=0.5, top_k=3)
 class Case:
     """One setting of the loop; `rows` completions are sampled, equally many of each prompt.
 
-    `made_drafter` knows the names of drafters. All other kinds are in tests/specnb/drafting/test_all_drafters.py.
+    `made_drafter` knows the names of drafters. All other kinds are in
+    tests/specnb/drafting/test_all_drafters.py.
     """
 
     architecture: str
@@ -59,19 +60,22 @@ class Case:
 
 
 class Verdict(NamedTuple):
-    """How the completions fit the target's distribution, and acceptance its recorded probabilities."""
+    """How the completions fit the target's distribution, and acceptance its recorded
+    probabilities."""
 
     probs: Fit
     acceptance: float  # p-value
     cells: int
 
     def detects(self, level: float) -> float:
-        """The smallest total variation that would have been found with power 0.99 at false-alarm rate `level`."""
+        """The smallest total variation that would have been found with power 0.99 at false-alarm
+        rate `level`."""
         return detectable_total_variation(self.cells - (len(PROMPTS) - 1), self.probs.n, level)
 
 
 def measure(case: Case, generate: Callable[..., Generation] | None = None) -> Verdict:
-    """Generates, checks the record against the tokens (`AssertionError`), and compares both with the theory.
+    """Generates, checks the record against the tokens (`AssertionError`), and compares both with
+    the theory.
 
     `generate` stands for the loop with a bug in it, which knows its sampling settings itself.
     """
@@ -94,7 +98,8 @@ def measure(case: Case, generate: Callable[..., Generation] | None = None) -> Ve
 
 
 def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
-    """The drafter that a case names; a model has the target's architecture, one layer and other weights."""
+    """The drafter that a case names; a model has the target's architecture, one layer and other
+    weights."""
     make = ARCHITECTURES[case.architecture]
     model, near = make(VOCAB, seed=100, layers=1), near_copy(make(VOCAB), noise=0.2)
     for one in (model, near):
@@ -113,7 +118,8 @@ def made_drafter(case: Case) -> Drafter | PreTrainedModel | None:
 
 
 class PatchyDrafter(ModelDrafter):
-    """Proposes nothing at every third position of a sequence: token -1, q = 0. Decided by the position alone."""
+    """Proposes nothing at every third position of a sequence: token -1, q = 0. Decided by the
+    position alone."""
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         draft_tokens, q = super().propose(context, uniforms)
@@ -140,7 +146,8 @@ def fit(case: Case, target: PreTrainedModel, sequences: list[list[int]]) -> tupl
 
 
 def completion_distribution(case: Case, target: PreTrainedModel, prompt: tuple[int, ...]) -> dict[int, float]:
-    """The probability of each completion, by `codes`: `case.tokens` tokens, or fewer up to and with `eos`."""
+    """The probability of each completion, by `codes`: `case.tokens` tokens, or fewer up to and with
+    `eos`."""
     joint = joint_distribution(distributions_after(target, prompt, case.tokens, case.sampling), case.tokens)
     probs: dict[int, float] = {}
     for tokens, chance in zip(np.ndindex(*joint.shape), joint.flatten().tolist(), strict=True):
@@ -153,7 +160,8 @@ def completion_distribution(case: Case, target: PreTrainedModel, prompt: tuple[i
 def refilled(
     target: PreTrainedModel, drafter: Drafter | PreTrainedModel | None, rows: int, **settings: Any
 ) -> Generation:
-    """Completions of 4 tokens by a batch of a third of the rows, so that most prompts take over a row."""
+    """Completions of 4 tokens by a batch of a third of the rows, so that most prompts take over a
+    row."""
     return generate(
         target, PROMPTS * (rows // 3), drafter, max_new_tokens=4, batch_size=rows // 3, progress=False, **settings
     )
@@ -167,7 +175,8 @@ def eager(architecture: str) -> PreTrainedModel:
 
 
 def completions_p_value(made: Generation, architecture: str, eos: int | None = None) -> float:
-    """Whether completions of 4 tokens, as `refilled` makes them, have the target's joint distribution."""
+    """Whether completions of 4 tokens, as `refilled` makes them, have the target's joint
+    distribution."""
     case = Case(architecture, "-", 1, eos=eos, tokens=4)
     return fit(case, ARCHITECTURES[architecture](VOCAB), made.tokens)[0].p_value
 
@@ -180,10 +189,11 @@ def codes(sequences: list[list[int]]) -> np.ndarray:
 
 
 def acceptance_p_value(record: StepRecord) -> float:
-    """Whether draft tokens were accepted as often as `beta` says: at each one tested, its probability given all before.
+    """Whether draft tokens were accepted as often as `beta` says: at each one tested, its
+    probability given all before.
 
-    In a tree that is so for the first child of each node. The differences are martingale increments, so their sum has
-    the summed variance beta (1 - beta).
+    In a tree that is so for the first child of each node. The differences are martingale
+    increments, so their sum has the summed variance beta (1 - beta).
     """
     tested = record.tested
     if record.parents is not None:
@@ -194,12 +204,14 @@ def acceptance_p_value(record: StepRecord) -> float:
 
 
 def check_record(made: Generation) -> None:
-    """The record says of every seventh row what was emitted, and no row took more steps than it has tokens."""
+    """The record says of every seventh row what was emitted, and no row took more steps than it has
+    tokens."""
     record = made.record
     assert record.emitted.sum(axis=1).tolist() == [len(tokens) for tokens in made.tokens]
     assert (record.emitted <= record.accepted + 1).all()
     assert (record.target_passes <= [len(tokens) for tokens in made.tokens]).all()
-    passes, accepted_nodes = record.target_passes, record.accepted_nodes  # of all rows: computed once
+    # Of all rows: computed once.
+    passes, accepted_nodes = record.target_passes, record.accepted_nodes
     for row in range(0, len(made.tokens), 7):
         emitted: list[int] = []
         for step in range(passes[row]):
@@ -237,8 +249,8 @@ LEVEL = FALSE_ALARMS / (2 * len(CASES))  # two tests of each case
 
 
 def overlap_error(architecture: str, drafter: Callable[[PreTrainedModel], Drafter] = ModelDrafter) -> tuple[float, int]:
-    """The largest difference between a recorded overlap and that of both models run without a cache, and how often all
-    draft tokens of a step were accepted."""
+    """The largest difference between a recorded overlap and that of both models run without a
+    cache, and how often all draft tokens of a step were accepted."""
     target = ARCHITECTURES[architecture](VOCAB, dtype=torch.float64)
     draft = near_copy(target, noise=0.05)
     prompts = PROMPTS * 4

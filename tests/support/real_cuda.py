@@ -1,4 +1,5 @@
-"""A real CUDA device in the place of the simulated one: what can be seen of a step there is whether the host waited."""
+"""A real CUDA device in the place of the simulated one: what can be seen of a step there is whether
+the host waited."""
 
 from __future__ import annotations
 
@@ -11,14 +12,16 @@ import torch
 
 
 class RealCuda:
-    """The log of what the host did, as that of `SimulatedCuda`; only waiting and replays are seen."""
+    """The log of what the host did, as that of `SimulatedCuda`; only waiting and replays are
+    seen."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, str]] = []
 
     @contextmanager
     def watched(self, batch: Any) -> Iterator[None]:
-        """Logs a step of `batch` as a replay or as launches, and as reads where torch says that the host waited."""
+        """Logs a step of `batch` as a replay or as launches, and as reads where torch says that the
+        host waited."""
         captured = getattr(batch.part("step"), "graph", None) is not None
         mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,5 @@
-"""What tests of rules, those of specnb and of studies, enumerate and run in the loop; bugs of carrying a plan out."""
+"""What tests of rules, those of specnb and of studies, enumerate and run in the loop; bugs of
+carrying a plan out."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tiny import llama, near_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.step import Batch
 from specnb.distributions import Conditional
 from specnb.drafting.base import Drafter
@@ -46,7 +47,8 @@ class Method(NamedTuple):
 
 
 def off(emitted: Emissions, p: Conditional, length: int) -> float:
-    """The total variation between what was emitted, completed by the target, and the target's joint distribution."""
+    """The total variation between what was emitted, completed by the target, and the target's joint
+    distribution."""
     return float((completed(emitted, p, length) - joint_distribution(p, length)).abs().sum()) / 2
 
 
@@ -131,7 +133,8 @@ def from_p(plan: Plan, p: Tensor, *_: Any) -> Plan:
 
 @cache
 def any_case(parents: tuple[int, ...], rows: int = 24, vocab: int = 4) -> tuple[Tensor, ...]:
-    """p, q, tokens and uniforms `(rows, ...)`: distributions of every kind, impossible tokens, and missing ones."""
+    """p, q, tokens and uniforms `(rows, ...)`: distributions of every kind, impossible tokens, and
+    missing ones."""
     generator, n = torch.Generator().manual_seed(len(parents)), len(parents)
     kinds = [kind for kind in PAIRS if kind != "nearly equal"]
     p, q = torch.zeros(rows, n + 1, vocab).double(), torch.zeros(rows, n, vocab).double()
@@ -167,7 +170,8 @@ class Loop:
 
 
 def require_the_joint_distribution(case: Loop, number: int, level: float, rows: int = 2_400) -> None:
-    """The completions of `case` in the loop, rows refilled, have the distribution of a target chosen by `number`."""
+    """The completions of `case` in the loop, rows refilled, have the distribution of a target
+    chosen by `number`."""
     architecture, eos = [("llama", None), ("gpt2", 1)][number % 2]
     target = eager(architecture)
     made = refilled(target, case.drafter(target), rows, gamma=case.gamma, rule=case.rule, seed=11, eos=eos)
@@ -180,5 +184,5 @@ def require_a_static_step(case: Loop) -> None:
     target = llama(dtype=torch.float64)
     asked: dict[str, Any] = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
     plain = generate(target, PROMPTS, case.drafter(target), **asked)
-    replayed = generate(target, PROMPTS, case.drafter(target), **asked, study=Study(batch_class=taped(Batch)))
+    replayed = generate(target, PROMPTS, case.drafter(target), **asked, hooks=Hooks(batch_class=taped(Batch)))
     assert replayed.tokens == plain.tokens

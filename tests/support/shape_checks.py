@@ -1,4 +1,5 @@
-"""A type checker that checks the shapes and dtypes of tensors, for `install_import_hook` of jaxtyping.
+"""A type checker that checks the shapes and dtypes of tensors, for `install_import_hook` of
+jaxtyping.
 
 Numbers are not checked: the functions refuse bad ones themselves, with errors that tests expect.
 """

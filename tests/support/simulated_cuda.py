@@ -1,11 +1,15 @@
-"""A CUDA device on the host: code for a GPU is executed, and what is forbidden there fails, without one.
+"""A CUDA device on the host: code for a GPU is executed, and what is forbidden there fails, without
+one.
 
-Within `simulated_cuda()`, tensors can be on "cuda". They say that they are there, and every operation is carried out on
-the CPU as soon as it is called. As on a GPU
+Within `simulated_cuda()`, tensors can be on "cuda". They say that they are there, and every
+operation is carried out on the CPU as soon as it is called. As on a GPU
 
-- operands on two devices are an error; only a number (a tensor without dimensions) and an index may be on the host
-- a copy to pinned memory that does not wait is seen by the host once it waits for a later event, or for the device
-- while a graph is captured, nothing can be copied from the host, and nothing can be read (`simulated_graph`)
+- operands on two devices are an error; only a number (a tensor without dimensions) and an index may
+  be on the host
+- a copy to pinned memory that does not wait is seen by the host once it waits for a later event, or
+  for the device
+- while a graph is captured, nothing can be copied from the host, and nothing can be read
+  (`simulated_graph`)
 
 The log has what happened. Time, races between streams, and the rounding of a GPU are not simulated.
 """
@@ -139,7 +143,8 @@ class SimulatedCuda(TorchDispatchMode):
         to_here = devices[0].type == "cuda" if devices else here
         if not here and not to_here:
             return on_host(function, args, kwargs)
-        if is_composite(function):  # in inference mode, what consists of other operations arrives here whole
+        # In inference mode, what consists of other operations arrives here whole.
+        if is_composite(function):
             with self:
                 return function._op_dk(COMPOSITE, *args, **kwargs)
         if function is aten.detach_.default:
@@ -165,7 +170,8 @@ class SimulatedCuda(TorchDispatchMode):
         return destination.copy_(source.host)
 
     def check(self, function: Any, args: Any, tensors: list[Tensor], to_here: bool) -> None:
-        """Notes what the operation is for the device; raises for operands of which some are not there."""
+        """Notes what the operation is for the device; raises for operands of which some are not
+        there."""
         outside = [tensor for tensor in tensors if not isinstance(tensor, DeviceTensor)]
         moves = function in (aten._to_copy.default, aten.copy_.default)
         for tensor in outside:
@@ -181,7 +187,8 @@ class SimulatedCuda(TorchDispatchMode):
             self.note("launch", function)
 
     def executed(self, function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The result of the operation on host tensors; it becomes part of the graph that is captured."""
+        """The result of the operation on host tensors; it becomes part of the graph that is
+        captured."""
         args, kwargs = mapped(self.on_host, args), mapped(self.on_host, kwargs)
         return function(*args, **kwargs) if self.graph is None else self.graph.add(function, args, kwargs)
 
@@ -194,7 +201,8 @@ class SimulatedCuda(TorchDispatchMode):
         return CPU if isinstance(leaf, torch.device) else leaf
 
     def wrapped(self, tensors: list[Tensor]) -> Callable[[Any], Any]:
-        """Makes tensors on the device of results on the host; what was changed in place is the tensor itself."""
+        """Makes tensors on the device of results on the host; what was changed in place is the
+        tensor itself."""
         known = {id(tensor.host): tensor for tensor in tensors if isinstance(tensor, DeviceTensor)}
 
         def wrap(leaf: Any) -> Any:
@@ -206,7 +214,8 @@ class SimulatedCuda(TorchDispatchMode):
 
 
 def on_host(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """An operation of the host alone. Pinned memory is filled with what nobody would take for values."""
+    """An operation of the host alone. Pinned memory is filled with what nobody would take for
+    values."""
     pinned = kwargs.get("pin_memory")
     result = function(*args, **({**kwargs, "pin_memory": False} if pinned else kwargs))
     return result.fill_(torch.iinfo(result.dtype).min).as_subclass(Pinned) if pinned else result
@@ -228,7 +237,8 @@ def waits(function: Any, args: Any) -> bool:
     if function not in INDEXED:
         return not WAITS.isdisjoint(function.tags)
     by_mask = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return by_mask and not (function is not aten.index.Tensor and args[2].dim() == 0)  # one value fills the mask
+    # One value fills the mask.
+    return by_mask and not (function is not aten.index.Tensor and args[2].dim() == 0)
 
 
 class Event:
@@ -245,7 +255,8 @@ class Event:
 
 
 class Stream:
-    """`torch.cuda.Stream`. All operations are carried out in the order of the calls, in whatever stream."""
+    """`torch.cuda.Stream`. All operations are carried out in the order of the calls, in whatever
+    stream."""
 
     def wait_stream(self, other: Stream) -> None:
         assert isinstance(other, Stream)
@@ -294,8 +305,10 @@ def simulated_cuda() -> Iterator[SimulatedCuda]:
         for name, replacement in instead.items():
             patch.setattr(torch.cuda, name, replacement)
         guard.require_initialisation(False)
-        torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(..., device)` then copies where this sees it
-        torch.__future__.set_overwrite_module_params_on_conversion(True)  # `Module.to` makes new parameters
+        # `torch.tensor(..., device)` then copies where this sees it.
+        torch._C._set_only_lift_cpu_tensors(True)
+        # `Module.to` makes new parameters.
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:
             yield device
         finally:

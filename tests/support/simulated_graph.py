@@ -1,8 +1,10 @@
-"""`torch.cuda.CUDAGraph` on the simulated device: operations that were captured, carried out again in place.
+"""`torch.cuda.CUDAGraph` on the simulated device: operations that were captured, carried out again
+in place.
 
-As on a GPU, a capture only records: memory that it changes is afterwards as before, and memory that it makes holds
-nothing before the first replay. A graph keeps the memory and the numbers with which it was captured. If one of them is
-no longer what the program has, a replay raises here; on a GPU it would compute something wrong.
+As on a GPU, a capture only records: memory that it changes is afterwards as before, and memory that
+it makes holds nothing before the first replay. A graph keeps the memory and the numbers with which
+it was captured. If one of them is no longer what the program has, a replay raises here; on a GPU it
+would compute something wrong.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Graph:
     def __init__(self, in_use: Callable[[], set[int]]) -> None:
         self.in_use = in_use
         self.operations: list[Operation] = []
-        self.made: dict[int, tuple[int, Tensor]] = {}  # memory that the capture made: address -> number, a tensor
+        # Memory that the capture made: address -> number, a tensor.
+        self.made: dict[int, tuple[int, Tensor]] = {}
         self.used: dict[int, Tensor] = {}  # memory that was there before
         self.before: dict[int, Any] = {}  # what of it the capture changes, as it was
         self.numbers: list[tuple[Tensor, Number]] = []  # numbers of the host, and as they were
@@ -92,7 +95,8 @@ class Graph:
             tensor.untyped_storage().fill_(255)  # type: ignore[attr-defined]  # the stub lacks it
 
     def replay(self) -> None:
-        """Carries out all operations. Raises `RuntimeError` if a number has changed since, or memory was freed."""
+        """Carries out all operations. Raises `RuntimeError` if a number has changed since, or
+        memory was freed."""
         for number, captured in self.numbers:
             if not torch.equal(number, captured):
                 was, now = captured.item(), number.item()
@@ -105,7 +109,8 @@ class Graph:
             operation.replay()
 
     def require_same(self, other: Graph) -> None:
-        """Raises `RuntimeError` unless the same function, captured again, has the same operations."""
+        """Raises `RuntimeError` unless the same function, captured again, has the same
+        operations."""
         for captured, now in zip(self.operations, other.operations, strict=False):
             if captured.described != now.described:
                 raise RuntimeError(f"the graph has {captured.described}, which would be {now.described} now")

@@ -1,8 +1,9 @@
 """A CUDA graph emulated on the CPU: what is captured once is replayed without any Python.
 
-`Tape` calls a function once and keeps every operation on tensors. When replayed, the same operations read and write
-the same memory, and nothing else happens. So a step that decides something on the host, allocates new state or counts
-in Python produces other tokens when it is replayed.
+`Tape` calls a function once and keeps every operation on tensors. When replayed, the same
+operations read and write the same memory, and nothing else happens. So a step that decides
+something on the host, allocates new state or counts in Python produces other tokens when it is
+replayed.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from specnb.models.cache import RaggedCache
 from studies.batching.operations import Operation, OperationRecorder
 
 WAITS = {"nonzero", "masked_select", "_unique2"}
-"""Operations whose result has a size that depends on the values of a tensor. A number read by Python is not found here
-(and need not be: what follows from it would not be replayed); tensors without values show it."""
+"""Operations whose result has a size that depends on the values of a tensor. A number read by
+Python is not found here (and need not be: what follows from it would not be replayed); tensors
+without values show it."""
 
 
 class Tape:

@@ -1,7 +1,8 @@
-"""Tiny random transformers whose next token depends strongly on every token before it, and their exact distributions.
+"""Tiny random transformers whose next token depends strongly on every token before it, and their
+exact distributions.
 
-Weights are large on purpose: with the usual small ones all contexts give nearly the same distribution, and a
-broken cache or a wrong position would change nothing that a test could see.
+Weights are large on purpose: with the usual small ones all contexts give nearly the same
+distribution, and a broken cache or a wrong position would change nothing that a test could see.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from specnb.models.loading import Pair
 Model = TypeVar("Model", bound=PreTrainedModel)
 LIMIT = 16  # positions of every tiny model
 ROUNDING = {"sdpa": 1e-10, "eager": 1e-5}
-"""How far two ways to the same float64 logits may lie apart: Llama's eager attention has a float32 softmax."""
+"""How far two ways to the same float64 logits may lie apart: Llama's eager attention has a float32
+softmax."""
 SHAPE: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 1.0}
 
 
@@ -107,7 +109,8 @@ def _made(
     torch.manual_seed(seed)
     config = config_class(vocab_size=vocab, attn_implementation="sdpa", **SHAPE, **sizes)
     model: Model = model_class(config).to(dtype).eval()  # type: ignore[arg-type]
-    # Logits of standard deviation near 1: distributions that differ much and still give every token a chance.
+    # Logits of standard deviation near 1: distributions that differ much and still give every token
+    # a chance.
     model.get_output_embeddings().weight.data *= 0.4  # type: ignore[no-untyped-call]
     return model
 
@@ -125,7 +128,8 @@ def near_copy(model: PreTrainedModel, noise: float) -> PreTrainedModel:
 def next_distributions(
     model: PreTrainedModel, sequences: Sequence[Sequence[int]], sampling: Sampling = Sampling()
 ) -> Tensor:
-    """The float64 distributions `(len(sequences), vocab)` after equally long sequences, without cache or mask."""
+    """The float64 distributions `(len(sequences), vocab)` after equally long sequences, without
+    cache or mask."""
     exact = model if model.dtype == torch.float64 else copy.deepcopy(model).double()
     logits = exact(input_ids=torch.tensor(sequences), use_cache=False).logits[:, -1]
     return standardise(logits, sampling)

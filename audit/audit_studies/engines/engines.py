@@ -1,8 +1,9 @@
 """Audits of the tokens of other engines, without the engines.
 
-`audit/data/engines/rows.csv` lists the rows: an engine, a kind of speculation and settings. The tokens of each row are
-committed as `audit/data/engines/tokens/<row>.jsonl.gz`, with a record beside them. This module only audits them.
-`make engines` collects them anew (`audit_studies.engines.engines_collect`).
+`audit/data/engines/rows.csv` lists the rows: an engine, a kind of speculation and settings. The
+tokens of each row are committed as `audit/data/engines/tokens/<row>.jsonl.gz`, with a record beside
+them. This module only audits them. `make engines` collects them anew
+(`audit_studies.engines.engines_collect`).
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ ROWS = data_file("audit/engines/rows.csv")
 TOKENS = data_file("audit/engines/tokens")
 DELTA = 1e-6
 NEW_TOKENS = 64  # of every completion that no end token ends
-ORDERS = {"llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm"}  # of the filters, where it is not that of `Sampling`
+# Of the filters, where it is not that of `Sampling`
+ORDERS = {"llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm"}
 
 
 class Row(NamedTuple):
     """One row of the table: what an engine was asked for.
 
-    `number` from 1 is also the seed of its run. `eos` is the token that ends a completion, for an engine that cannot be
-    asked to go on without taking that token out of the distribution.
+    `number` from 1 is also the seed of its run. `eos` is the token that ends a completion, for an
+    engine that cannot be asked to go on without taking that token out of the distribution.
     """
 
     number: int
@@ -54,7 +56,8 @@ class Row(NamedTuple):
 
     @property
     def sampling(self) -> Sampling:
-        """The settings claimed, as the audit takes them, with the engine's order of filters where it matters."""
+        """The settings claimed, as the audit takes them, with the engine's order of filters where
+        it matters."""
         plain = Sampling(self.temperature, self.top_k or None, self.top_p)
         if self.engine not in ORDERS or not other_orders(plain):
             return plain
@@ -84,7 +87,8 @@ def rows(path: Path = ROWS) -> dict[str, Row]:
 
 
 def control(row: Row) -> str | None:
-    """The name of the row without speculation at the same settings; None for a control, and where there is none.
+    """The name of the row without speculation at the same settings; None for a control, and where
+    there is none.
 
     A mended engine has the control of the release: its mend changes nothing without speculation.
     """
@@ -108,7 +112,8 @@ def record(row: Row) -> dict[str, Any]:
 
 
 def audited(row: Row, part: slice = slice(None)) -> Report:
-    """The audit of a row's committed completions, or of `part` of them, with the draft model's distributions."""
+    """The audit of a row's committed completions, or of `part` of them, with the draft model's
+    distributions."""
     pair, sequences = load_pair(packed=False), read_tokens(row.file)[part]
     return audit(
         pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
@@ -125,10 +130,11 @@ def collected() -> list[str]:
 
 
 def measure(item: str, completions: int | None) -> list[dict[str, Any]]:
-    """The line of one row: its settings, the verdict, the distance seen, and what would have been found.
+    """The line of one row: its settings, the verdict, the distance seen, and what would have been
+    found.
 
-    `<kind>_shows_from` is the total variation per token from which on that kind of deviation would have been found in
-    as many tokens with power 0.9; empty where none of its size would.
+    `<kind>_shows_from` is the total variation per token from which on that kind of deviation would
+    have been found in as many tokens with power 0.9; empty where none of its size would.
     """
     row, start = rows()[item], time.perf_counter()
     noted, report = record(row), audited(row, slice(completions))

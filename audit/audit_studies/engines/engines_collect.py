@@ -1,13 +1,14 @@
 """Collect tokens from other engines: the steps of `make engines` (`audit/engines.smk`).
 
     python -m audit_studies.engines.engines_collect prompts
-    python -m audit_studies.engines.engines_collect openvino-none-t1 build/engines/openvino/bin/python
+    python -m audit_studies.engines.engines_collect openvino-none-t1
+    build/engines/openvino/bin/python
 
-Prompts are pieces of the held-out files. Given a row of `audit/data/engines/rows.csv`, the engine runs in its
-environment with the adapter of `audit_studies.engines.adapters`. The tokens go to
-`audit/data/engines/tokens/<row>.jsonl.gz`, compressed to the same bytes each time, and what they came from to
-`<row>.json`: version, settings, the dtype that the engine computes in, rows of a batch, and the seeds of the first and
-the last completion (those between are consecutive).
+Prompts are pieces of the held-out files. Given a row of `audit/data/engines/rows.csv`, the engine
+runs in its environment with the adapter of `audit_studies.engines.adapters`. The tokens go to
+`audit/data/engines/tokens/<row>.jsonl.gz`, compressed to the same bytes each time, and what they
+came from to `<row>.json`: version, settings, the dtype that the engine computes in, rows of a
+batch, and the seeds of the first and the last completion (those between are consecutive).
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ from studies.files import ROOT, data_file, write
 PROMPTS = data_file("audit/engines/prompts.jsonl")
 COUNT, LENGTHS = 256, (12, 44)  # prompts, and their tokens, the first of which begins the text
 GAMMA = 4
-CODE = os.pathsep.join((str(ROOT), str(ROOT / "audit")))  # the packages, for the engine's own Python
+# The packages, for the engine's own Python.
+CODE = os.pathsep.join((str(ROOT), str(ROOT / "audit")))
 RAW = ROOT / "build" / "engines" / "tokens"
 MODELS = ROOT / "build" / "engines" / "models"
 
 
 def prompts(pair: Pair, count: int = COUNT) -> list[list[int]]:
-    """`count` prompts of 12 to 44 tokens; each starts at a line of a held-out file, all files in turn."""
+    """`count` prompts of 12 to 44 tokens; each starts at a line of a held-out file, all files in
+    turn."""
     generator, texts, made = random.Random(0), corpus.read("held-out"), []
     for number in range(count):
         lines = texts[number % len(texts)].splitlines(keepends=True)
@@ -51,7 +54,8 @@ def prompts(pair: Pair, count: int = COUNT) -> list[list[int]]:
 
 
 def answer(python: str, code: str) -> str:
-    """The last line that `code` prints with an engine's Python; engines print lines of their own before it."""
+    """The last line that `code` prints with an engine's Python; engines print lines of their own
+    before it."""
     paths = os.environ | {"PYTHONPATH": CODE}
     said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True, env=paths).stdout
     return said.splitlines()[-1]
@@ -63,7 +67,8 @@ def version(engine: str, python: str) -> str:
 
 
 def precision(row: Row, python: str) -> str:
-    """The name of the dtype that the engine computes in: the row's, or the engine's own choice on this processor."""
+    """The name of the dtype that the engine computes in: the row's, or the engine's own choice on
+    this processor."""
     if row.dtype != "default":
         return row.dtype
     asked = f"default_dtype({str(TRAINED_PAIR / 'target')!r})"
@@ -83,7 +88,8 @@ def command(row: Row, python: str, out: Path) -> list[str]:
 
 
 def collect(row: Row, python: str) -> Path:
-    """Collects a row's tokens and returns their file. Raises `CalledProcessError` if the engine fails."""
+    """Collects a row's tokens and returns their file. Raises `CalledProcessError` if the engine
+    fails."""
     RAW.mkdir(parents=True, exist_ok=True)
     raw = RAW / f"{row.name}.jsonl"
     start, continued = time.perf_counter(), raw.exists() and raw.stat().st_size > 0

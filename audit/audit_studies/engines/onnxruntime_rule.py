@@ -1,10 +1,12 @@
-"""Top-p as ONNX Runtime GenAI 0.18.0 applies it on a CPU without top-k, for the notebook of engines.
+"""Top-p as ONNX Runtime GenAI 0.18.0 applies it on a CPU without top-k, for the notebook of
+engines.
 
-`FindNucleus` in its `src/sampling_distribution.h` goes through the tokens in the order of their probability, and stops
-where the sum so far is at least top-p of itself plus a bound on the rest: as many times the current token's probability
-as there are tokens after it. The bound is larger than the rest, so more tokens are kept than top-p asks for. It looks
-at 16 tokens first, then at 64, 256 and so on, and does not stop at the last token of such a group.
-Vocabularies of up to 64 tokens have an exact search, which is not made here.
+`FindNucleus` in its `src/sampling_distribution.h` goes through the tokens in the order of their
+probability, and stops where the sum so far is at least top-p of itself plus a bound on the rest: as
+many times the current token's probability as there are tokens after it. The bound is larger than
+the rest, so more tokens are kept than top-p asks for. It looks at 16 tokens first, then at 64, 256
+and so on, and does not stop at the last token of such a group. Vocabularies of up to 64 tokens have
+an exact search, which is not made here.
 """
 
 from __future__ import annotations

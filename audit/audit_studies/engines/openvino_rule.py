@@ -1,6 +1,8 @@
-"""The acceptance rule of OpenVINO GenAI 2026.4.1.0 with a draft model, as its source has it, on any pair.
+"""The acceptance rule of OpenVINO GenAI 2026.4.1.0 with a draft model, as its source has it, on any
+pair.
 
-`Sampler::validate_candidate` and `sample_from_sequence_group` in `src/cpp/src/sampling/sampler.cpp`.
+`Sampler::validate_candidate` and `sample_from_sequence_group` in
+`src/cpp/src/sampling/sampler.cpp`.
 """
 
 from __future__ import annotations
@@ -15,10 +17,12 @@ from specnb.models.loading import Pair
 
 
 def step(p: Tensor, q: Tensor, drafts: Sequence[int], first: bool, generator: torch.Generator) -> list[int]:
-    """The tokens of one step, from `p` `(gamma + 1, vocab)`, `q` `(gamma, vocab)` and the draft tokens.
+    """The tokens of one step, from `p` `(gamma + 1, vocab)`, `q` `(gamma, vocab)` and the draft
+    tokens.
 
-    A draft token x is accepted if r <= q(x)/p(y), y an unrelated sample of p and r one of 101 values; in the `first`
-    step of a completion, if x = y. After a rejection the token is sampled from p at the *next* position:
+    A draft token x is accepted if r <= q(x)/p(y), y an unrelated sample of p and r one of 101
+    values; in the `first` step of a completion, if x = y. After a rejection the token is sampled
+    from p at the *next* position:
 
     >>> certain = torch.eye(3)
     >>> step(certain, certain[[1, 0]], [1, 0], True, torch.Generator())
@@ -39,7 +43,8 @@ def sample(probs: Tensor, generator: torch.Generator) -> int:
 
 @torch.inference_mode()
 def completion(pair: Pair, prompt: Sequence[int], new_tokens: int, gamma: int, seed: int) -> list[int]:
-    """`new_tokens` tokens after `prompt` at temperature 1. Runs the models on the whole sequence each time."""
+    """`new_tokens` tokens after `prompt` at temperature 1. Runs the models on the whole sequence
+    each time."""
     generator = torch.Generator().manual_seed(seed)
 
     def probs(model: torch.nn.Module, ids: list[int], keep: int) -> Tensor:

@@ -1,12 +1,13 @@
 """The audit beside other tests, at the same number of tokens and the same false-alarm rate.
 
-Samplers write blocks of `tokens` tokens of a small random pair: the exact loop, and the loop with each known bug. For
-about half of the bugs no bet of the audit was designed (they are held out). A test gets a budget of tokens and rejects
-if its p-value is at most `ALPHA`. A smaller budget is tried on disjoint pieces of the blocks. The audit rejects when
-its e-value has reached 1/`ALPHA` within the budget; it alone may look after every token.
+Samplers write blocks of `tokens` tokens of a small random pair: the exact loop, and the loop with
+each known bug. For about half of the bugs no bet of the audit was designed (they are held out). A
+test gets a budget of tokens and rejects if its p-value is at most `ALPHA`. A smaller budget is
+tried on disjoint pieces of the blocks. The audit rejects when its e-value has reached 1/`ALPHA`
+within the budget; it alone may look after every token.
 
-The audit and every test that reads p run without the draft model and with it. With it a test looks along p and along
-q/p, and its p-value is twice the smaller of the two.
+The audit and every test that reads p run without the draft model and with it. With it a test looks
+along p and along q/p, and its p-value is twice the smaller of the two.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ FILTERS = Sampling(top_k=20, top_p=0.9)  # both remove tokens of the small pair
 
 
 def own_samples_matching(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """Exact match as engines have it: the target samples at every position, and the first mismatch ends the step."""
+    """Exact match as engines have it: the target samples at every position, and the first mismatch
+    ends the step."""
     own = sample(p, torch.cat([accept, final[..., None]], dim=-1))
     accepted = leading(draft_tokens == own[..., :-1], draft_tokens)
     return Outcome(accepted, own.gather(-1, accepted[..., None])[..., 0])
@@ -81,7 +83,8 @@ Found = list[tuple[str, int, float]]
 
 
 def along(view: View, judged: NDArray[np.bool_], at: slice) -> dict[str, float]:
-    """The p-values of the tests that read p, for the completions of a slice, in one order of the vocabulary."""
+    """The p-values of the tests that read p, for the completions of a slice, in one order of the
+    vocabulary."""
     kept, score, variance, place, probs = judged[at], view.score[at], view.variance[at], view.place[at], view.probs[at]
     return {
         "ranks": relatives.ranks(view.u[at][kept]),
@@ -100,7 +103,8 @@ def reading_p(seen: Judged, at: slice) -> dict[str, float]:
 
 
 def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: int) -> PValues:
-    """The tests of a fixed number of tokens. `same` is the exact sampler with the seed of `mine`, `other` another."""
+    """The tests of a fixed number of tokens. `same` is the exact sampler with the seed of `mine`,
+    `other` another."""
 
     def p_values(at: slice) -> dict[str, float]:
         tested, prompts = (mine.decided[at] >= 0) & seen.judged[at], np.arange(len(mine.tokens))[at] % PROMPTS
@@ -114,7 +118,8 @@ def tests_of(mine: Sampled, seen: Judged, same: Sampled, other: Sampled, seed: i
 
 
 def pieces(budget: int, count: int, tokens: int = BUDGETS[-1]) -> Iterator[slice]:
-    """The slices of a block of `tokens` with `budget` tokens each: `count` of them, or as many as there are.
+    """The slices of a block of `tokens` with `budget` tokens each: `count` of them, or as many as
+    there are.
 
     >>> list(pieces(10_000, count=4))
     [slice(0, 200, None), slice(200, 400, None)]
@@ -142,7 +147,8 @@ def block_of_tests(bug: Bug, pair: Pair, block: int, count: int, audit: bool, to
     if block == 0:
         found += greedy_tests(bug, pair, count)
     if audit:
-        blind = [Row(row.tokens, row.p, prompt=row.prompt) for row in rows]  # the draft model is unknown
+        # The draft model is unknown.
+        blind = [Row(row.tokens, row.p, prompt=row.prompt) for row in rows]
         found += audits("audit", rows, ends, block, tokens)
         found += audits("audit, no draft", blind, ends, block, tokens)
     return found
@@ -155,7 +161,8 @@ def greedy_tests(bug: Bug, pair: Pair, count: int) -> Found:
 
 
 def audited(rows: Sequence[Row], ends: list[int] | None, seed: int) -> NDArray[np.float64]:
-    """The audit's p-value after each token, up to a rejection: one over the largest e-value so far."""
+    """The audit's p-value after each token, up to a rejection: one over the largest e-value so
+    far."""
     auditor = Auditor(ALPHA, seed, ends)
     for row in rows:
         auditor.add(row)
@@ -165,7 +172,8 @@ def audited(rows: Sequence[Row], ends: list[int] | None, seed: int) -> NDArray[n
 
 
 def audits(name: str, rows: Sequence[Row], ends: list[int] | None, seed: int, longest: int) -> Found:
-    """The audit of the first `longest` tokens of a block; if it rejects, audits of later pieces of `SHORT` tokens."""
+    """The audit of the first `longest` tokens of a block; if it rejects, audits of later pieces of
+    `SHORT` tokens."""
     first = audited(rows[: longest // LENGTH], ends, seed)
     found = [(name, budget, float(first[:budget][-1])) for budget in BUDGETS if budget <= longest]
     if first[-1] <= ALPHA:
@@ -176,7 +184,8 @@ def audits(name: str, rows: Sequence[Row], ends: list[int] | None, seed: int, lo
 
 
 def measure(item: str, tokens: int, exact_blocks: int, exact_audits: int) -> pd.DataFrame:
-    """One line for each test and budget of the bug `item`: how often it was tried, and how often it rejected."""
+    """One line for each test and budget of the bug `item`: how often it was tried, and how often it
+    rejected."""
     is_exact = item == EXACT.name
     blocks, audited_blocks, most = (exact_blocks, exact_audits, EXACT_PIECES) if is_exact else (1, 1, PIECES)
     found: Found = []
@@ -186,14 +195,16 @@ def measure(item: str, tokens: int, exact_blocks: int, exact_audits: int) -> pd.
 
 
 def counted(bug: str, found: Found) -> pd.DataFrame:
-    """The lines of one bug: `runs`, those `rejected` at `ALPHA`, and those with a p-value of at most 0.05."""
+    """The lines of one bug: `runs`, those `rejected` at `ALPHA`, and those with a p-value of at
+    most 0.05."""
     lines = pd.DataFrame(found, columns=["test", "budget", "p"])
     lines = lines.assign(bug=bug, runs=1, rejected=lines.p <= ALPHA * (1 + 1e-9), below_5_percent=lines.p <= 0.05)
     return lines.drop(columns="p").groupby(["bug", "test", "budget"], sort=False).sum().reset_index()
 
 
 def tokens_to_detection(table: pd.DataFrame) -> pd.DataFrame:
-    """Bugs by tests: the smallest budget at which at least half of the runs reject; NaN where there is none."""
+    """Bugs by tests: the smallest budget at which at least half of the runs reject; NaN where there
+    is none."""
     enough = table[table.rejected * 2 >= table.runs]
     smallest = enough.pivot_table("budget", "bug", "test", aggfunc="min")
     return smallest.reindex(index=table.bug.unique(), columns=table.test.unique())

@@ -1,8 +1,9 @@
 """How many tokens the audit needs to detect each bug of the bug suite.
 
-For every bug, the audit reads sequences that the trained pair generates with the bug, until it rejects exactness at
-`DELTA` or has read `CAP` tokens. Seeds come in groups. If no audit of the first group detects the bug within the cap,
-the other groups are left out: if the median were within the cap, this would happen with probability 2^-GROUP.
+For every bug, the audit reads sequences that the trained pair generates with the bug, until it
+rejects exactness at `DELTA` or has read `CAP` tokens. Seeds come in groups. If no audit of the
+first group detects the bug within the cap, the other groups are left out: if the median were within
+the cap, this would happen with probability 2^-GROUP.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.decoding.generate import Study
+from specnb.decoding.generate import Hooks
 from specnb.models.loading import Pair, load_pair
 from specnb_audit.auditor import Auditor
 from specnb_audit.bugs.bug import Bug
@@ -26,7 +27,8 @@ from studies import corpus, study
 
 GROUP, CAP, DELTA = 5, 20_000, 1e-6
 GAMMA, PROMPT_TOKENS = 4, 24
-CHUNKS = [(8, 64), *[(16, 160)] * 8]  # completions and their tokens: each audit reads one chunk after the other
+# Completions and their tokens: each audit reads one chunk after the other.
+CHUNKS = [(8, 64), *[(16, 160)] * 8]
 BATCH = 80  # rows that are generated together
 POOLED = 10_000  # tokens of a group that its total variation is estimated from
 BUG_SUITE = {EXACT.name: EXACT} | KNOWN_BUGS
@@ -34,7 +36,8 @@ ENDING = ("eos-inside", "after-the-end")  # these need sequences that end; a lin
 
 
 class Audited(NamedTuple):
-    """One audit: tokens read, and after how many it rejected; `tv` (total variation) is that of the whole group."""
+    """One audit: tokens read, and after how many it rejected; `tv` (total variation) is that of the
+    whole group."""
 
     bug: str
     seed: int
@@ -58,7 +61,8 @@ def line_breaks(pair: Pair) -> list[int]:
 
 
 def chunk_of_completions(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int) -> dict[int, list[Completion]]:
-    """The completions that one chunk adds to each audit. Each has independent uniforms, unless that is the bug."""
+    """The completions that one chunk adds to each audit. Each has independent uniforms, unless that
+    is the bug."""
     count, length = CHUNKS[chunk]
     prompts = prompts_of(pair)
     before = sum(completions for completions, _ in CHUNKS[:chunk])
@@ -71,7 +75,7 @@ def chunk_of_completions(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int)
         starts = [prompts[(seed * 7 + one) % len(prompts)] for seed, one in numbers]
         rows = [seed * 1000 + one for seed, one in numbers]
         made = generate(
-            bug, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=length, eos=eos, study=Study(rows),
+            bug, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=length, eos=eos, hooks=Hooks(rows),
             progress=False,
         )  # fmt: skip
         for (seed, _), prompt, tokens in zip(numbers, starts, made.tokens, strict=True):
@@ -125,8 +129,9 @@ def measure(item: str, seeds: int, chunks: int) -> pd.DataFrame:
 
 
 def summary(runs: pd.DataFrame) -> pd.DataFrame:
-    """One line per bug: audits, how many detected it, median and 90th percentile of the tokens required (NaN beyond
-    the cap), the kind of error reported most often, and the total variation per token estimated by the audit."""
+    """One line per bug: audits, how many detected it, median and 90th percentile of the tokens
+    required (NaN beyond the cap), the kind of error reported most often, and the total variation
+    per token estimated by the audit."""
     lines = []
     for name, mine in runs.groupby("bug", sort=False):
         required = mine.found_after.astype(float).fillna(np.inf).to_numpy()

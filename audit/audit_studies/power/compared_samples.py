@@ -1,6 +1,8 @@
-"""Samples that the tests of `audit_studies.power.audit_comparison` are compared on, and what the tests read of them.
+"""Samples that the tests of `audit_studies.power.audit_comparison` are compared on, and what the
+tests read of them.
 
-All arrays are `(completions, LENGTH)`, one entry for each token. Completion i continues prompt i modulo `PROMPTS`.
+All arrays are `(completions, LENGTH)`, one entry for each token. Completion i continues prompt i
+modulo `PROMPTS`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from audit_studies.power.engine_checks import at_temperature_0
 from audit_studies.power.random_pair import VOCAB
-from specnb.decoding.generate import Study
+from specnb.decoding.generate import Hooks
 from specnb.decoding.generate import generate as plain_generate
 from specnb.distributions import Sampling, overlap
 from specnb.models.loading import Pair
@@ -36,14 +38,16 @@ BATCH = 200  # completions that are generated together
 ENDS = range(8)  # the end tokens of bugs that need some
 ENDING = ("eos-inside", "after-the-end")
 FIRST_IS_ARGMAX = Bug("first-token-argmax", "the first new token is the most probable one", "-", "loop", held_out=True)
-"""A bug before the loop: `sampled` chooses the token and gives it to the loop as a part of the prompt."""
+"""A bug before the loop: `sampled` chooses the token and gives it to the loop as a part of the
+prompt."""
 
 
 class Sampled(NamedTuple):
     """Completions of one sampler.
 
     tokens   (m, LENGTH) token ids, -1 after the last
-    decided  (m, LENGTH) 1 where the draft token was accepted, 0 where it was rejected, -1 where none was tested
+    decided  (m, LENGTH) 1 where the draft token was accepted, 0 where it was rejected, -1 where
+             none was tested
     """
 
     tokens: Integers
@@ -51,7 +55,8 @@ class Sampled(NamedTuple):
 
 
 class View(NamedTuple):
-    """What tests read of completions if they look along p, or along q/p; `(m, LENGTH)` each, probs one axis more.
+    """What tests read of completions if they look along p, or along q/p; `(m, LENGTH)` each, probs
+    one axis more.
 
     u         the transform of the token in this order
     score     log p of the token, or the log of (p + q) / 2p; less its mean under p
@@ -98,7 +103,8 @@ def ends_of(bug: Bug) -> list[int] | None:
 
 @lru_cache(maxsize=32)  # the same exact samples are compared with most bugs
 def sampled(bug: Bug, pair: Pair, seed: int, completions: int) -> Sampled:
-    """`completions` of the loop with `bug`; the same seed and prompts have the same uniforms, whatever the bug."""
+    """`completions` of the loop with `bug`; the same seed and prompts have the same uniforms,
+    whatever the bug."""
     parts = []
     chosen: list[list[int]] = [[] for _ in prompts()]
     if bug == FIRST_IS_ARGMAX:
@@ -109,7 +115,7 @@ def sampled(bug: Bug, pair: Pair, seed: int, completions: int) -> Sampled:
         made = generate(
             bug, pair.target, [prompts()[row % PROMPTS] + chosen[row % PROMPTS] for row in rows], pair.draft,
             gamma=GAMMA, max_new_tokens=LENGTH - len(chosen[0]), eos=ends_of(bug), seed=seed, progress=False,
-            study=Study(rows),
+            hooks=Hooks(rows),
         )  # fmt: skip
         decided = np.full((len(rows), LENGTH + 2 * GAMMA), -1)
         begun = made.record.emitted.cumsum(axis=1) - made.record.emitted + len(chosen[0])
@@ -126,7 +132,8 @@ def exact_like(bug: Bug) -> Bug:
 
 
 def greedy_mismatch(bug: Bug, pair: Pair, seed: int, completions: int) -> NDArray[np.bool_]:
-    """Where the loop with `bug` at temperature 0 differs from plain greedy decoding, each from a prompt of its own."""
+    """Where the loop with `bug` at temperature 0 differs from plain greedy decoding, each from a
+    prompt of its own."""
     greedy, random = at_temperature_0(bug), np.random.default_rng([1, seed])
     starts = [random.integers(VOCAB, size=4 + row % PROMPTS).tolist() for row in range(completions)]
     plain = plain_generate(
@@ -174,7 +181,8 @@ def judge(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Judged:
 def _view(
     p: Tensor, emitted: Tensor, order: Tensor, score: Tensor, noise: Array, place: Integers, probs: Tensor
 ) -> View:
-    """The view in which tokens are ordered by falling `order` and have a `score`, `(m, LENGTH, vocab)` each."""
+    """The view in which tokens are ordered by falling `order` and have a `score`,
+    `(m, LENGTH, vocab)` each."""
     u = transform(p.flatten(0, 1), order.flatten(0, 1), emitted.flatten(), noise).reshape(place.shape)
     deviation = score - (p * score).sum(dim=-1, keepdim=True)
     own, variance = deviation.gather(-1, emitted)[..., 0], (p * deviation**2).sum(dim=-1)

@@ -1,7 +1,9 @@
-"""The tests that inference engines apply to their own samplers, reimplemented, and which bugs pass them.
+"""The tests that inference engines apply to their own samplers, reimplemented, and which bugs pass
+them.
 
-Each tests one rule in isolation, with one distribution p and one q at every position, whatever was emitted before. So
-it cannot detect errors in caches, positions or between steps. The table says how often each bug passes.
+Each tests one rule in isolation, with one distribution p and one q at every position, whatever was
+emitted before. So it cannot detect errors in caches, positions or between steps. The table says how
+often each bug passes.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ CHUNK = 2**23  # probabilities of each distribution in memory at once
 
 
 def emitted(bug: Bug, p: Tensor, q: Tensor, gamma: int, n: int, generator: np.random.Generator) -> Tensor:
-    """Tokens `(n, gamma + 1)` of n steps, -1 after the last; p and q `(vocab,)` are the same at every position."""
+    """Tokens `(n, gamma + 1)` of n steps, -1 after the last; p and q `(vocab,)` are the same at
+    every position."""
     blocks, rows = [], max(1, CHUNK // (len(p) * (gamma + 1)))
     target = p if bug.p is None else bug.p(p.expand(gamma + 1, -1))
     drafted = q if bug.sampled is None else bug.sampled(q)
@@ -52,8 +55,8 @@ def emitted(bug: Bug, p: Tensor, q: Tensor, gamma: int, n: int, generator: np.ra
 def vllm_v1(bug: Bug, generator: np.random.Generator) -> bool:
     """vLLM's rejection sampler: 10 tokens, gamma 2, distributions softmax(uniform).
 
-    From 10 to 100,000 samples the distance to the target must shrink 20 times as much as that to random distributions.
-    The bonus token is ignored.
+    From 10 to 100,000 samples the distance to the target must shrink 20 times as much as that to
+    random distributions. The bonus token is ignored.
     """
     vocab, gamma, references = 10, 2, 100
     distributions = torch.softmax(torch.from_numpy(generator.random((references + 2, vocab))), dim=-1)
@@ -67,11 +70,11 @@ def vllm_v1(bug: Bug, generator: np.random.Generator) -> bool:
 
 
 def vllm_v2(bug: Bug, generator: np.random.Generator) -> bool:
-    """vLLM's model runner V2: 4096 tokens, normal logits, 40,960 steps; at each position chi-square below its mean
-    plus 10 standard deviations.
+    """vLLM's model runner V2: 4096 tokens, normal logits, 40,960 steps; at each position chi-square
+    below its mean plus 10 standard deviations.
 
-    vLLM has since added a second test (16 tokens, 200,000 samples, a draft opposed to the target), which is not rebuilt
-    here: it says that the older one cannot resolve such bias.
+    vLLM has since added a second test (16 tokens, 200,000 samples, a draft opposed to the target),
+    which is not rebuilt here: it says that the older one cannot resolve such bias.
     """
     vocab, gamma, n = 4096, 1, 40_960
     p, q = torch.softmax(torch.from_numpy(generator.standard_normal((2, vocab))).float(), dim=-1)
@@ -82,7 +85,8 @@ def vllm_v2(bug: Bug, generator: np.random.Generator) -> bool:
 def tensorrt_llm(bug: Bug, generator: np.random.Generator) -> bool:
     """TensorRT-LLM: 500 tokens, all but 100 of each distribution impossible, 50,000 steps.
 
-    The divergence of the sampled tokens must be within 0.01 of that of as many plain samples from the target.
+    The divergence of the sampled tokens must be within 0.01 of that of as many plain samples from
+    the target.
     """
     vocab, n = 500, 50_000
     p, q = (_sparse(torch.from_numpy(generator.random(vocab)), 100) for _ in "pq")
@@ -103,7 +107,8 @@ PROMPTS = ("def f(x):", "import numpy", "class Graph:\n    ", "for i in range(")
 
 
 def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_tokens: int) -> bool:
-    """transformers: at temperature 0 the output equals plain decoding's. (Its test with sampling compares nothing.)"""
+    """transformers: at temperature 0 the output equals plain decoding's. (Its test with sampling
+    compares nothing.)"""
     greedy = Sampling(temperature=0)
     plain = generate(pair.target, prompts, None, max_new_tokens=new_tokens, sampling=greedy, progress=False)
     made = generate_wrong(
@@ -113,7 +118,8 @@ def greedy_passes(bug: Bug, pair: Pair, prompts: Sequence[Sequence[int]], new_to
 
 
 def at_temperature_0(bug: Bug) -> Bug:
-    """The same bug in greedy decoding: every distribution becomes one-hot at its most probable token."""
+    """The same bug in greedy decoding: every distribution becomes one-hot at its most probable
+    token."""
     if bug.claimed.temperature == 0:
         return bug
     p, q, sampled = bug.p, bug.q or unchanged, bug.sampled or unchanged
@@ -127,7 +133,8 @@ def at_temperature_0(bug: Bug) -> Bug:
 
 
 def exercised(bug: Bug) -> bool:
-    """Whether a check of one rule at temperature 1, without filters, runs the code that is wrong."""
+    """Whether a check of one rule at temperature 1, without filters, runs the code that is
+    wrong."""
     in_the_rule = not bug.in_loop or bug.rule is not token_verification
     return in_the_rule and bug.claimed == UNFILTERED
 
@@ -152,7 +159,8 @@ def _within_ten_sigma(tokens: Tensor, probs: Tensor) -> bool:
 
 
 def measure(item: str, repeats: bool) -> pd.DataFrame:
-    """How often the bug `item` passes each check, out of how many repetitions (one, without `repeats`)."""
+    """How often the bug `item` passes each check, out of how many repetitions (one, without
+    `repeats`)."""
     bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair(packed=False)
     rows = []
     for at, (name, (check, number)) in enumerate(CHECKS.items() if exercised(bug) else ()):

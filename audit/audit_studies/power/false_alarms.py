@@ -1,11 +1,13 @@
 """How often the audit rejects an exact sampler.
 
-Tokens are sampled by the speculative rule itself from the distributions of the trained pair, at prefixes that the
-target wrote, with several settings and two dtypes. Each audit samples them anew and uses the draft model's
-distributions, so that all of its tests take part. As for an engine that computes in bfloat16, the audit's own
-distributions are those of float32, and the difference is measured as every audit does it.
+Tokens are sampled by the speculative rule itself from the distributions of the trained pair, at
+prefixes that the target wrote, with several settings and two dtypes. Each audit samples them anew
+and uses the draft model's distributions, so that all of its tests take part. As for an engine that
+computes in bfloat16, the audit's own distributions are those of float32, and the difference is
+measured as every audit does it.
 
-The last setting is the committed tokens of the engines without speculation, cut into audits of as many tokens.
+The last setting is the committed tokens of the engines without speculation, cut into audits of as
+many tokens.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ NOT_EXACT = ("onnxruntime-none-t07-p09",)  # audit/data/findings/onnxruntime-gen
 
 
 class Setting(NamedTuple):
-    """What target and draft are sampled with, and the dtype that the engine's target computes in."""
+    """What target and draft are sampled with, and the dtype that the engine's target computes
+    in."""
 
     sampling: Sampling
     dtype: torch.dtype = torch.float32
@@ -58,11 +61,13 @@ MIXED = {
 
 
 class ExactEngine(NamedTuple):
-    """What an exact sampler with rounding errors samples from, and what the audit compares its tokens with.
+    """What an exact sampler with rounding errors samples from, and what the audit compares its
+    tokens with.
 
     rows      the audit's distributions, a row for each sequence
     probs     the engine's distributions `(n, vocab)`, one tensor for each row
-    logits    the audit's logits `(n, vocab)`: how far a token that only the engine keeps is from being kept
+    logits    the audit's logits `(n, vocab)`: how far a token that only the engine keeps is from
+              being kept
     sampling  the setting of both
     numerics  how far the two are apart, as an audit measures it
     """
@@ -94,8 +99,9 @@ def exact_engine(pair: Pair, setting: Setting, tokens: int) -> ExactEngine:
 
 @torch.inference_mode()
 def run_audits(engine: ExactEngine, seeds: Iterable[int], progress: bool = True) -> pd.DataFrame:
-    """One audit for each of `seeds`: the decimal logarithm of its largest e-value, infinite after a violation; and
-    `rejected_at`, the smallest of `RATES` at which it would have rejected the engine at any token, NaN for none."""
+    """One audit for each of `seeds`: the decimal logarithm of its largest e-value, infinite after a
+    violation; and `rejected_at`, the smallest of `RATES` at which it would have rejected the engine
+    at any token, NaN for none."""
 
     def report(seed: int) -> Report:
         auditor = Auditor(seed=seed, numerics=engine.numerics)
@@ -108,7 +114,8 @@ def run_audits(engine: ExactEngine, seeds: Iterable[int], progress: bool = True)
 
 
 def outcomes(reports: Iterable[tuple[int, Report]]) -> pd.DataFrame:
-    """The line of each report, by its number; they may come one at a time: each holds e-values of all its tokens."""
+    """The line of each report, by its number; they may come one at a time: each holds e-values of
+    all its tokens."""
     found = []
     for number, report in reports:
         nats = 0.0 if report.numerics is None else report.numerics.nats
@@ -118,18 +125,21 @@ def outcomes(reports: Iterable[tuple[int, Report]]) -> pd.DataFrame:
 
 
 def controls() -> list[str]:
-    """The rows of `audit/data/engines/rows.csv` without speculation, but those whose sampler is not exact."""
+    """The rows of `audit/data/engines/rows.csv` without speculation, but those whose sampler is not
+    exact."""
     plain = [row for row in engines.rows().values() if row.speculation == "none" and row.file.exists()]
     return [row.name for row in plain if row.name not in NOT_EXACT]
 
 
 def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
-    """Row `number` with new tokens: the first token that a step of Algorithm 1 emits at each of its prefixes."""
+    """Row `number` with new tokens: the first token that a step of Algorithm 1 emits at each of its
+    prefixes."""
     row, probs = engine.rows[number], engine.probs[number]
     assert row.q is not None
     u = torch.from_numpy(np.random.default_rng([seed, number]).random((3, len(row.tokens))))
     draft_tokens = sample(row.q, u[0])
-    p = probs[:, None].expand(-1, 2, -1)  # the distribution after an accepted draft token is not used
+    # The distribution after an accepted draft token is not used.
+    p = probs[:, None].expand(-1, 2, -1)
     accepted, token, _ = token_verification(p, row.q[:, None], draft_tokens[:, None], u[1][:, None], u[2])
     tokens = torch.where(accepted > 0, draft_tokens, token)
     emitted = tokens.tolist()
@@ -138,7 +148,8 @@ def resampled(engine: ExactEngine, seed: int, number: int) -> Row:
 
 
 def measure(item: str, audits: int, tokens: int) -> pd.DataFrame:
-    """A line for each audit with one setting; of an engine's row at most `audits`, each of about `tokens` tokens."""
+    """A line for each audit with one setting; of an engine's row at most `audits`, each of about
+    `tokens` tokens."""
     if item in controls():
         row, size = engines.rows()[item], max(1, tokens // engines.NEW_TOKENS)
         starts = range(0, row.completions, size)[:audits]
@@ -149,8 +160,8 @@ def measure(item: str, audits: int, tokens: int) -> pd.DataFrame:
 
 
 def counted(parts: pd.DataFrame) -> pd.DataFrame:
-    """For each setting, and for all of them together: how many audits exceeded 1/delta at any token, for several delta,
-    and how many Ville's inequality allows."""
+    """For each setting, and for all of them together: how many audits exceeded 1/delta at any
+    token, for several delta, and how many Ville's inequality allows."""
     return pd.DataFrame(
         {
             "setting": setting,

@@ -1,7 +1,7 @@
 """A small pair of random models whose next token depends strongly on every token before it.
 
-Broken caches and wrong positions show in such a pair, and 20,000 tokens of it cost a second. It computes in float64,
-so that the last bits of a logit decide nothing.
+Broken caches and wrong positions show in such a pair, and 20,000 tokens of it cost a second. It
+computes in float64, so that the last bits of a logit decide nothing.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from specnb.models.loading import Pair, in_double
 
 VOCAB, WIDTH, LAYERS, POSITIONS = 64, 32, 1, 128
-SPREAD = 1.5  # of the weights, times 1/sqrt(width): attention is neither uniform nor all on one token
+# Of the weights, times 1/sqrt(width): attention is neither uniform nor all on one token.
+SPREAD = 1.5
 LOGITS = 2.2  # standard deviation of the target's logits
-NOISE = 0.09  # of the draft's weights, relative to the target's: p and q overlap by 0.7, as in the trained pair
+# Of the draft's weights, relative to the target's: p and q overlap by 0.7, as in the trained pair.
+NOISE = 0.09
 
 
 @cache
 @torch.no_grad()
 def random_pair(seed: int = 0) -> Pair:
-    """A target with random weights, and a draft model with the same weights and some noise; without a tokenizer.
+    """A target with random weights, and a draft model with the same weights and some noise; without
+    a tokenizer.
 
     >>> random_pair().target.dtype
     torch.float64

@@ -1,15 +1,18 @@
-"""Other tests of whether tokens were sampled from given distributions, each as a p-value from a fixed number of tokens.
+"""Other tests of whether tokens were sampled from given distributions, each as a p-value from a
+fixed number of tokens.
 
-    ranks         the rank-based uniformity test (RUT): the randomised rank of each token under p is uniform
+    ranks         the rank-based uniformity test (RUT): the randomised rank of each token under p is
+                  uniform
     surprise      z-test: a score of the tokens, such as -log p, against its mean under p
     per_sequence  chi-square: the same score, summed over each completion
     marginals     chi-square: counts of tokens against the sum of p
     acceptance    z-test: accepted draft tokens against the overlap of p and q
-    kernel        two-sample test with the maximum mean discrepancy (MMD), as in Model Equality Testing
+    kernel        two-sample test with the maximum mean discrepancy (MMD), as in Model Equality
+                  Testing
 
-All but `kernel` read the target's distributions at the prefixes of the tokens. Under an exact sampler the deviation of
-each token from its expectation is a martingale difference, whatever the tokens before, so the sums are compared with
-the sums of the conditional variances.
+All but `kernel` read the target's distributions at the prefixes of the tokens. Under an exact
+sampler the deviation of each token from its expectation is a martingale difference, whatever the
+tokens before, so the sums are compared with the sums of the conditional variances.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ PERMUTATIONS = 999
 
 
 def ranks(u: Array) -> float:
-    """Cramér-von Mises p-value of the transforms U `(n,)` (`specnb_audit.uniforms.transform`, ordered by p).
+    """Cramér-von Mises p-value of the transforms U `(n,)` (`specnb_audit.uniforms.transform`,
+    ordered by p).
 
-    The published test takes one rank for each completion, among completions of the reference; this one takes a rank for
-    each token, exactly.
+    The published test takes one rank for each completion, among completions of the reference; this
+    one takes a rank for each token, exactly.
 
     >>> ranks((np.arange(100) + 0.5) / 100) > 0.99, ranks(np.full(100, 0.9)) < 1e-6
     (True, True)
@@ -40,7 +44,8 @@ def ranks(u: Array) -> float:
 
 
 def surprise(score: Array, variance: Array) -> float:
-    """p-value of the sum of scores `(n,)`, each less its mean under p and with this `variance` under p.
+    """p-value of the sum of scores `(n,)`, each less its mean under p and with this `variance`
+    under p.
 
     >>> one = np.ones(100)
     >>> surprise(0 * one, one), surprise(0.5 * one, one) < 1e-5
@@ -50,7 +55,8 @@ def surprise(score: Array, variance: Array) -> float:
 
 
 def per_sequence(score: Array, variance: Array) -> float:
-    """p-value of too large sums of scores within completions, whatever their sign; as `surprise`, `(m, length)` each.
+    """p-value of too large sums of scores within completions, whatever their sign; as `surprise`,
+    `(m, length)` each.
 
     >>> of_some = np.zeros((20, 50))
     >>> of_some[:4] = 1  # twenty per cent of the completions deviate
@@ -63,7 +69,8 @@ def per_sequence(score: Array, variance: Array) -> float:
 
 
 def acceptance(accepted: NDArray[np.bool_], overlap: Array) -> float:
-    """p-value of the number of accepted draft tokens; `overlap` `(n,)` of p and q is the probability of each.
+    """p-value of the number of accepted draft tokens; `overlap` `(n,)` of p and q is the
+    probability of each.
 
     >>> half = np.full(100, 0.5)
     >>> acceptance(np.array([True, False] * 50), half), acceptance(np.ones(100, dtype=bool), half) < 1e-6
@@ -73,10 +80,11 @@ def acceptance(accepted: NDArray[np.bool_], overlap: Array) -> float:
 
 
 def marginals(tokens: Integers, p: Array) -> float:
-    """Chi-square p-value of the counts of `tokens` `(n,)` against the sum of their distributions p `(n, vocab)`.
+    """Chi-square p-value of the counts of `tokens` `(n,)` against the sum of their distributions p
+    `(n, vocab)`.
 
-    The counts are not multinomial, because every token has a distribution of its own: the statistic uses the sum of the
-    conditional covariances. Tokens that expect few samples are merged.
+    The counts are not multinomial, because every token has a distribution of its own: the statistic
+    uses the sum of the conditional covariances. Tokens that expect few samples are merged.
 
     >>> p = np.full((100, 2), 0.5)
     >>> marginals(np.arange(100) % 2, p), marginals(np.zeros(100, dtype=int), p) < 1e-6
@@ -96,10 +104,12 @@ def marginals(tokens: Integers, p: Array) -> float:
 def kernel(
     mine: Integers, other: Integers, prompts: Integers, random: np.random.Generator, permutations: int = PERMUTATIONS
 ) -> float:
-    """Permutation p-value of the MMD between completions `(m, length)` and as many of an exact sampler, `other`.
+    """Permutation p-value of the MMD between completions `(m, length)` and as many of an exact
+    sampler, `other`.
 
-    The kernel is the number of positions with the same token, and 0 between different prompts; `prompts` `(m,)` numbers
-    the prompt of completion i of both. Under an exact sampler completion i of one and of the other may be exchanged.
+    The kernel is the number of positions with the same token, and 0 between different prompts;
+    `prompts` `(m,)` numbers the prompt of completion i of both. Under an exact sampler completion i
+    of one and of the other may be exchanged.
 
     >>> mine, other = np.zeros((20, 5), dtype=int), np.ones((20, 5), dtype=int)
     >>> kernel(mine, other, np.arange(20) % 2, np.random.default_rng(0))

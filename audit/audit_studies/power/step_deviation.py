@@ -30,7 +30,8 @@ class Step(NamedTuple):
 
 
 def step(bug: Bug, p: Conditional, q: Conditional) -> Step:
-    """The step with `bug`, for a target and a draft with the distributions p and q at temperature 1."""
+    """The step with `bug`, for a target and a draft with the distributions p and q at temperature
+    1."""
     claimed = sampled_as(bug.claimed)
     sampled, read = bug.sampled or claimed, bug.q or (unchanged if bug.sampled else claimed)
     return Step(_changed(p, claimed), bug.rule, _changed(p, bug.p or claimed), _changed(q, read), _changed(q, sampled))
@@ -42,15 +43,18 @@ def corrected(step: Step) -> Step:
 
 
 def deviation(step: Step, gamma: int) -> float:
-    """Total variation between the joint distribution of the next gamma + 1 tokens and the intended one.
+    """Total variation between the joint distribution of the next gamma + 1 tokens and the intended
+    one.
 
-    Raises `ValueError` where a rule uses uniforms in a way that cannot be enumerated; see `deviation_on_points`.
+    Raises `ValueError` where a rule uses uniforms in a way that cannot be enumerated; see
+    `deviation_on_points`.
     """
     return _distance(step, step_distribution(step.rule, step.p, step.q, gamma, step.sampled), gamma)
 
 
 def deviation_on_points(step: Step, gamma: int, points: int = POINTS) -> float:
-    """The same for any rule, approximately: on that many quasi-random points in place of the uniforms."""
+    """The same for any rule, approximately: on that many quasi-random points in place of the
+    uniforms."""
     vocab = len(step.p(()))
     uniforms = torch.quasirandom.SobolEngine(gamma + 1).draw(points + 1, dtype=torch.float64)[1:]
     drafts = joint_distribution(step.sampled, gamma)
@@ -77,5 +81,6 @@ def _distance(step: Step, emitted: Emissions, gamma: int) -> float:
 
 
 def _changed(distributions: Conditional, change: Change) -> Conditional:
-    """`change` is given the distributions at all positions of a context, and the last one is used."""
+    """`change` is given the distributions at all positions of a context, and the last one is
+    used."""
     return lambda context: change(torch.stack([distributions(context[:i]) for i in range(len(context) + 1)]))[-1]

@@ -26,7 +26,8 @@ class KnownBug:
 
     description  what is wrong
     reported_in  issues or projects where it was reported; "-" where it was made up for tests
-    held_out     whether no bet of the audit was designed for it, so that it may judge the audit's power
+    held_out     whether no bet of the audit was designed for it, so that it may judge the audit's
+                 power
     """
 
     name: str
@@ -38,11 +39,13 @@ class KnownBug:
 
 @dataclass(frozen=True)
 class Bug(KnownBug):
-    """A bug of a step or of the loop, as changes of a correct step. What is None is as it should be.
+    """A bug of a step or of the loop, as changes of a correct step. What is None is as it should
+    be.
 
     rule         the verification rule
     claimed      the sampling settings that the tokens should have
-    p, q         make what the rule reads from the target's and the draft's distributions at temperature 1
+    p, q         make what the rule reads from the target's and the draft's distributions at
+                 temperature 1
     sampled      makes the distribution that draft tokens are sampled from, position by position
     batch        what makes the steps of the loop (`specnb_audit.bugs.loop`)
     draft_class  the draft model with its cache
@@ -65,7 +68,8 @@ class Bug(KnownBug):
 
 
 def registered(bugs: dict[str, Bug], reported_in: str, held_out: bool = True) -> Callable[[Rule], Rule]:
-    """Enters the rule that it decorates into `bugs`; the rule's name and docstring say which bug it has."""
+    """Enters the rule that it decorates into `bugs`; the rule's name and docstring say which bug it
+    has."""
 
     def register(rule: Rule) -> Rule:
         name, words = rule.__name__.replace("_", "-"), " ".join((rule.__doc__ or "").split())

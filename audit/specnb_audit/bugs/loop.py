@@ -1,7 +1,7 @@
 """Known bugs of the decoding loop: end of sequence, uniforms, caches and positions.
 
-Each is a `Batch` with a wrong part: a state, a target with its cache, or uniforms. `specnb_audit.known_bugs.generate`
-runs the loop with it.
+Each is a `Batch` with a wrong part: a state, a target with its cache, or uniforms.
+`specnb_audit.known_bugs.generate` runs the loop with it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class IgnoresInnerEnd(State):
 class GoesOn(State):
     def enter(self, rows: Tensor, *what: Any) -> None:
         if not hasattr(self, "lost"):
-            self.lost = torch.zeros_like(self.remaining)  # tokens that a row could still emit when it ended
+            # Tokens that a row could still emit when it ended.
+            self.lost = torch.zeros_like(self.remaining)
         self.lost[rows] = 0
         super().enter(rows, *what)
 
@@ -75,7 +76,8 @@ class SharedNoise(Batch):
 
 
 class Reseeded(Batch):
-    """A generator that is seeded again before each acceptance test: the same uniforms from the second test on."""
+    """A generator that is seeded again before each acceptance test: the same uniforms from the
+    second test on."""
 
     def uniforms(self, *settings: Any) -> Uniforms:
         own = super().uniforms(*settings)
@@ -131,7 +133,8 @@ class AcceptedIsLost(ShiftedBatch):
 
 
 class BonusCache(Batch):
-    """After full acceptance the target runs over the last draft token in place of the bonus token."""
+    """After full acceptance the target runs over the last draft token in place of the bonus
+    token."""
 
     full: Tensor | None = None
 
@@ -149,7 +152,8 @@ class BonusCache(Batch):
 
 
 class WithoutLastToken(CachedModel):
-    """The draft model never runs over the last draft token. Lossless: q is still the distribution sampled from."""
+    """The draft model never runs over the last draft token. Lossless: q is still the distribution
+    sampled from."""
 
     def run(self, tokens: Tensor, slots: Tensor, keep: int, *rest: Any, **more: Any) -> Tensor:
         newest_only = slots.shape[1] == 2 and keep == 1

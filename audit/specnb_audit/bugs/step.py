@@ -1,6 +1,8 @@
-"""The bug suite of a step: what implementations have got wrong, each as one change of a correct step.
+"""The bug suite of a step: what implementations have got wrong, each as one change of a correct
+step.
 
-The bets of the audit were designed with these. More bugs of a step are in the modules beside this one, by theme.
+The bets of the audit were designed with these. More bugs of a step are in the modules beside this
+one, by theme.
 
 `specnb_audit.known_bugs.generate` runs a bug in the loop.
 """
@@ -72,19 +74,22 @@ def lenience_left_on(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor,
 
 
 def unverified(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """A fraction of the draft tokens is accepted without a test; the others are verified correctly."""
+    """A fraction of the draft tokens is accepted without a test; the others are verified
+    correctly."""
     tested = ((accept - UNVERIFIED) / (1 - UNVERIFIED)).clamp_min(0)
     return token_verification(p, q, draft_tokens, tested, final)
 
 
 def p_mutated(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """p is set to zero at the draft token, for the residual, before the acceptance test reads it."""
+    """p is set to zero at the draft token, for the residual, before the acceptance test reads
+    it."""
     zeroed = torch.cat([p[..., :-1, :].scatter(-1, draft_tokens[..., None], 0.0), p[..., -1:, :]], dim=-2)
     return token_verification(zeroed, q, draft_tokens, accept, final)
 
 
 def redraw(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """The target's own samples are accepted if they are the draft tokens; at a mismatch it samples a second time."""
+    """The target's own samples are accepted if they are the draft tokens; at a mismatch it samples
+    a second time."""
     accepted = leading(draft_tokens == sample(p[..., :-1, :], accept), draft_tokens)
     return Outcome(accepted, sample(at_position(p, accepted), final))
 
@@ -105,29 +110,34 @@ def inverted_residual(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor
 
 
 def soft_greedy(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """All tokens are argmaxes, that of the residual too; the acceptance test reads p and q at temperature 1."""
+    """All tokens are argmaxes, that of the residual too; the acceptance test reads p and q at
+    temperature 1."""
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
     return Outcome(accepted, residual(at_position(p, accepted), at_position(without_bonus(q), accepted)).argmax(dim=-1))
 
 
 def merged_children(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """Two draft tokens for the first position become one child if they are equal, and that is tested once."""
+    """Two draft tokens for the first position become one child if they are equal, and that is
+    tested once."""
     return Outcome(
         torch.zeros_like(draft_tokens[..., 0]), sample(merged_distribution(p[..., 0, :], q[..., 0, :]), final)
     )
 
 
 def merged_distribution(p: Tensor, q: Tensor) -> Tensor:
-    """The distribution `(..., vocab)` of the token emitted from two draft tokens, merged where they are equal.
+    """The distribution `(..., vocab)` of the token emitted from two draft tokens, merged where they
+    are equal.
 
-    With a(x) = min(1, p/q), b(x) = min(1, r/q) for the residual r, and s the residual of r and q: equal draft tokens
-    (q^2) are tested once, and replaced from r; different ones are tested with a, then with b, then replaced from s.
+    With a(x) = min(1, p/q), b(x) = min(1, r/q) for the residual r, and s the residual of r and q:
+    equal draft tokens (q^2) are tested once, and replaced from r; different ones are tested with a,
+    then with b, then replaced from s.
     """
     first, r = _accept_prob(p, q), residual(p, q)
     second, last = _accept_prob(r, q), residual(r, q)
     equal, rejected = q * q, q * (1 - first)
     rejected_equal = (equal * (1 - first)).sum(-1, keepdim=True)
-    other_rejected = rejected.sum(-1, keepdim=True) - rejected  # a different token was tested first and rejected
+    # a different token was tested first and rejected.
+    other_rejected = rejected.sum(-1, keepdim=True) - rejected
     both_rejected = (q * (1 - second) * other_rejected).sum(-1, keepdim=True)
     from_equal = equal * first + rejected_equal * r
     return from_equal + q * (1 - q) * first + q * second * other_rejected + both_rejected * last
@@ -183,28 +193,33 @@ def _accept_prob(p: Tensor, q: Tensor) -> Tensor:
 
 
 def at_position(distributions: Tensor, position: Tensor) -> Tensor:
-    """The distributions `(..., vocab)` of `distributions` `(..., positions, vocab)` at `position` `(...,)`."""
+    """The distributions `(..., vocab)` of `distributions` `(..., positions, vocab)` at `position`
+    `(...,)`."""
     return distributions.take_along_dim(position[..., None, None], dim=-2).squeeze(-2)
 
 
 def probability_of(draft_tokens: Tensor, distributions: Tensor) -> Tensor:
-    """The probability `(..., gamma)` of each draft token in `distributions` `(..., gamma or more, vocab)`."""
+    """The probability `(..., gamma)` of each draft token in `distributions`
+    `(..., gamma or more, vocab)`."""
     gamma = draft_tokens.shape[-1]
     return distributions[..., :gamma, :].gather(-1, draft_tokens.clamp_min(0)[..., None])[..., 0]
 
 
 def ratios(p: Tensor, q: Tensor, draft_tokens: Tensor) -> Tensor:
-    """p/q `(..., gamma)` of each draft token; NaN, which no comparison accepts, where both are 0."""
+    """p/q `(..., gamma)` of each draft token; NaN, which no comparison accepts, where both are
+    0."""
     return probability_of(draft_tokens, p) / probability_of(draft_tokens, q)
 
 
 def without_bonus(q: Tensor) -> Tensor:
-    """q with a distribution of zeros at the position of the bonus token, `(..., gamma + 1, vocab)`."""
+    """q with a distribution of zeros at the position of the bonus token,
+    `(..., gamma + 1, vocab)`."""
     return torch.cat([q, torch.zeros_like(q[..., :1, :])], dim=-2)
 
 
 def leading(accepting: Tensor, draft_tokens: Tensor) -> Tensor:
-    """The number `(...,)` of draft tokens before the first that `accepting` `(..., gamma)` does not mark."""
+    """The number `(...,)` of draft tokens before the first that `accepting` `(..., gamma)` does not
+    mark."""
     return (accepting & (draft_tokens >= 0)).long().cumprod(dim=-1).sum(dim=-1)
 
 
@@ -214,5 +229,6 @@ def followed(p: Tensor, q: Tensor, accepted: Tensor, final: Tensor) -> Outcome:
 
 
 def accepting_where(p: Tensor, q: Tensor, draft_tokens: Tensor, accepting: Tensor, final: Tensor) -> Outcome:
-    """Accepts the leading draft tokens that `accepting` `(..., gamma)` marks; what follows them is correct."""
+    """Accepts the leading draft tokens that `accepting` `(..., gamma)` marks; what follows them is
+    correct."""
     return followed(p, q, leading(accepting, draft_tokens), final)

@@ -1,7 +1,8 @@
 """More bugs of a step; what is not said to be wrong is as it should be.
 
-First in how many draft tokens are accepted; then in the recovered or the bonus token, or in the uniform that samples
-it; then in p or q (temperature, rounding, filters, penalties, biases, ids of another vocabulary).
+First in how many draft tokens are accepted; then in the recovered or the bonus token, or in the
+uniform that samples it; then in p or q (temperature, rounding, filters, penalties, biases, ids of
+another vocabulary).
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ def first_not_verified(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tenso
 
 @_rule("OpenVINO GenAI 2026.4", held_out=False)
 def acceptance_without_p(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """A draft token x is accepted if a uniform is at most q(x)/p(y), y the target's most probable token."""
+    """A draft token x is accepted if a uniform is at most q(x)/p(y), y the target's most probable
+    token."""
     ratio = probability_of(draft_tokens, q) / p[..., :-1, :].amax(dim=-1)
     accepted = leading(accept <= ratio, draft_tokens)
     return Outcome(accepted, sample(at_position(p, accepted), final))
@@ -71,7 +73,8 @@ def threshold_added(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, 
 
 @_rule("-")
 def epsilon_in_the_ratio(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """p is divided by q plus a constant against division by zero, which is not small beside most probabilities."""
+    """p is divided by q plus a constant against division by zero, which is not small beside most
+    probabilities."""
     ratio = probability_of(draft_tokens, p) / (probability_of(draft_tokens, q) + EPSILON)
     return accepting_where(p, q, draft_tokens, accept < ratio, final)
 
@@ -85,7 +88,8 @@ def ratio_in_float8(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, 
 
 @_rule("-")
 def cumulated_ratio(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """Each draft token is tested with the product of p/q up to it, as in block verification, without its residual."""
+    """Each draft token is tested with the product of p/q up to it, as in block verification,
+    without its residual."""
     return accepting_where(p, q, draft_tokens, accept < ratios(p, q, draft_tokens).cumprod(dim=-1), final)
 
 
@@ -105,7 +109,8 @@ def probable_accepted(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor
 
 @_rule("Medusa, vLLM#5131 (an option)")
 def typical_acceptance(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """A draft token is accepted where p exceeds a threshold that falls with the entropy; p itself follows."""
+    """A draft token is accepted where p exceeds a threshold that falls with the entropy; p itself
+    follows."""
     entropy = torch.special.entr(p[..., :-1, :]).sum(dim=-1)
     threshold = (TYPICAL_OF_ENTROPY * torch.exp(-entropy)).clamp_max(TYPICAL)
     accepted = leading(probability_of(draft_tokens, p) > threshold, draft_tokens)
@@ -150,7 +155,8 @@ def residual_of_one_token(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Te
 def replaced_from_the_next_position(
     p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor
 ) -> Outcome:
-    """After a rejection a token is sampled from the target's distribution after the rejected draft token."""
+    """After a rejection a token is sampled from the target's distribution after the rejected draft
+    token."""
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
     following = (accepted + 1).clamp_max(p.shape[-2] - 1)
     return Outcome(accepted, sample(at_position(p, following), final))
@@ -158,7 +164,8 @@ def replaced_from_the_next_position(
 
 @_rule("-")
 def residual_not_normalised(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """max(0, p - q) is inverted as if it summed to 1: uniforms beyond its mass give the last token."""
+    """max(0, p - q) is inverted as if it summed to 1: uniforms beyond its mass give the last
+    token."""
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
     here, drafted = at_position(p, accepted), at_position(without_bonus(q), accepted)
     cumulated = (here - drafted).clamp_min(0).cumsum(dim=-1)
@@ -193,7 +200,8 @@ def residual_with_the_first_q(p: Tensor, q: Tensor, draft_tokens: Tensor, accept
 
 @_rule("-")
 def small_differences_dropped(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """The residual leaves out the tokens where p - q is below a tolerance for rounding, unless it would be empty."""
+    """The residual leaves out the tokens where p - q is below a tolerance for rounding, unless it
+    would be empty."""
     accepted, token, _ = token_verification(p, q, draft_tokens, accept, final)
     difference = (at_position(p, accepted) - at_position(without_bonus(q), accepted)).clamp_min(0)
     large = difference.where(difference >= TOLERANCE, 0.0)
@@ -211,7 +219,8 @@ def block_with_the_residual_of_tokens(
 
 @_rule("-")
 def last_not_tested(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """The last draft token counts as rejected without a test: a token of its residual is in its place."""
+    """The last draft token counts as rejected without a test: a token of its residual is in its
+    place."""
     accepted = token_verification(p, q, draft_tokens, accept, final).accepted
     return followed(p, q, accepted.clamp_max(draft_tokens.shape[-1] - 1), final)
 
@@ -233,7 +242,8 @@ def bonus_argmax(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, fin
 
 @_rule("-")
 def few_bits(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    """The uniform of the recovered or bonus token has few bits, so that improbable tokens are lost or too frequent."""
+    """The uniform of the recovered or bonus token has few bits, so that improbable tokens are lost
+    or too frequent."""
     return token_verification(p, q, draft_tokens, accept, (final * 2**BITS).floor() / 2**BITS)
 
 
@@ -261,12 +271,14 @@ def bonus_reuses_a_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: T
 
 
 def _mean_of_two(uniform: Tensor) -> Tensor:
-    """A sample of the mean of two uniforms, which is triangular on [0, 1]: its inverse distribution function."""
+    """A sample of the mean of two uniforms, which is triangular on [0, 1]: its inverse distribution
+    function."""
     return torch.where(uniform < 0.5, (uniform / 2).sqrt(), 1 - ((1 - uniform) / 2).sqrt())
 
 
 def stale_temperatures(distributions: Tensor) -> Tensor:
-    """The first position has its temperature, those after it that of uninitialised memory: here 0.2 and 5 in turn."""
+    """The first position has its temperature, those after it that of uninitialised memory: here 0.2
+    and 5 in turn."""
     positions = torch.arange(distributions.shape[-2])
     power = torch.where(positions % 2 == 1, 5.0, 0.2).to(distributions.dtype)
     power[0] = 1.0
@@ -274,7 +286,8 @@ def stale_temperatures(distributions: Tensor) -> Tensor:
 
 
 def compounded_temperature(distributions: Tensor) -> Tensor:
-    """The temperature is applied in place once for each position: to the second one twice, and so on."""
+    """The temperature is applied in place once for each position: to the second one twice, and so
+    on."""
     times = torch.arange(1, distributions.shape[-2] + 1, dtype=distributions.dtype, device=distributions.device)
     return torch.softmax(distributions.log() / COOL.temperature ** times[:, None], dim=-1)
 
@@ -285,7 +298,8 @@ def rounded_logits(distributions: Tensor) -> Tensor:
 
 
 def soft_capped(distributions: Tensor) -> Tensor:
-    """A soft cap on the logits, here on their differences from the mean; tokens of probability 0 stay impossible."""
+    """A soft cap on the logits, here on their differences from the mean; tokens of probability 0
+    stay impossible."""
     logits = distributions.log()
     possible = distributions > 0
     mean = logits.where(possible, 0.0).sum(dim=-1, keepdim=True) / possible.sum(dim=-1, keepdim=True)
@@ -293,7 +307,8 @@ def soft_capped(distributions: Tensor) -> Tensor:
 
 
 def softmax_per_shard(distributions: Tensor) -> Tensor:
-    """Each half of the vocabulary is normalised alone, as by two workers that do not exchange their sums."""
+    """Each half of the vocabulary is normalised alone, as by two workers that do not exchange their
+    sums."""
     return torch.cat([normalise(shard) / SHARDS for shard in distributions.tensor_split(SHARDS, dim=-1)], dim=-1)
 
 
@@ -346,7 +361,8 @@ def suppressed(distributions: Tensor) -> Tensor:
 
 
 def of_another_vocabulary(distributions: Tensor) -> Tensor:
-    """Token i has the probability of token i + 1, as where ids of a smaller vocabulary are not mapped."""
+    """Token i has the probability of token i + 1, as where ids of a smaller vocabulary are not
+    mapped."""
     return distributions.roll(-1, dims=-1)
 
 

@@ -1,18 +1,22 @@
-"""The command `specnb-audit`: `specnb-audit audit TOKENS.jsonl --target FOLDER_OR_NAME` and its options.
+"""The command `specnb-audit`: `specnb-audit audit TOKENS.jsonl --target FOLDER_OR_NAME` and its
+options.
 
 `specnb audit` does the same: `specnb` hands its commands over.
 
     audit_options        the options of `specnb-audit audit`
     audit                what it does
-    collect, tokens_out  `specnb-audit collect`, and the files that it reads and writes; settings: what it asks for
+    collect, tokens_out  `specnb-audit collect`, and the files that it reads and writes; settings:
+                         what it asks for
     kernels              `specnb-audit kernels`
 
-torch, transformers and scipy, which take seconds, are imported after the options have been read, by the commands that
-need them. Before that, threads are told to sleep while they wait: beside a busy program those that spin cost far more.
+torch, transformers and scipy, which take seconds, are imported after the options have been read, by
+the commands that need them. Before that, threads are told to sleep while they wait: beside a busy
+program those that spin cost far more.
 
-Exit status 0: no deviation was found, and what was asked for would have been. 1: exactness is rejected. 2: no verdict,
-and one line on stderr says why and names the file. 3: undecided, and the first line of the report says why.
-130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with the report on the tokens so far, unless that rejects.
+Exit status 0: no deviation was found, and what was asked for would have been. 1: exactness is
+rejected. 2: no verdict, and one line on stderr says why and names the file. 3: undecided, and the
+first line of the report says why. 130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with
+the report on the tokens so far, unless that rejects.
 """
 
 from __future__ import annotations
@@ -41,7 +45,8 @@ for _name, _value in (("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "0"), (
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived. The audit ends as at Ctrl-C, with the report so far; no handler of `Exception` swallows it."""
+    """SIGTERM arrived. The audit ends as at Ctrl-C, with the report so far; no handler of
+    `Exception` swallows it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -79,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[list[int]]:
-    """SIGTERM raises `Terminated` inside, so that partial files are removed; other threads cannot set handlers.
+    """SIGTERM raises `Terminated` inside, so that partial files are removed; other threads cannot
+    set handlers.
 
     The list yielded has an entry once that has happened.
     """
@@ -103,14 +109,16 @@ def one_line(error: BaseException) -> str:
     """The message of `error` in one line, with its type where the message alone is not clear."""
     if isinstance(error, OSError) and error.filename and error.strerror:
         name = str(error.filename)
-        return f"{name if name.isprintable() else repr(name)}: {error.strerror}"  # a name may have the end of a line
+        # a name may have the end of a line.
+        return f"{name if name.isprintable() else repr(name)}: {error.strerror}"
     words = " ".join(str(error).split())
     named = words if words and isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {words}"
     return named if len(named) <= LONGEST else named[: LONGEST - 3] + "..."
 
 
 def print_report(report: str) -> None:
-    """Prints to stdout. Raises `ValueError` where that cannot be; a reader that closed the pipe is no error."""
+    """Prints to stdout. Raises `ValueError` where that cannot be; a reader that closed the pipe is
+    no error."""
     if sys.stdout is None:
         raise ValueError("the report cannot be printed: stdout is closed")
     try:

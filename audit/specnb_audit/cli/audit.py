@@ -31,14 +31,16 @@ STDIN = Path("-")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audits, prints the report and returns the exit status. Raises `ValueError` and `OSError` for what cannot be."""
+    """Audits, prints the report and returns the exit status. Raises `ValueError` and `OSError` for
+    what cannot be."""
     report = _audited(options)
     print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
     return 1 if report.rejected else INTERRUPTED if report.interrupted else UNDECIDED if report.undecided else 0
 
 
 def _audited(options: argparse.Namespace) -> Report:
-    """The report. Everything that can be checked without a model is checked before one is loaded."""
+    """The report. Everything that can be checked without a model is checked before one is
+    loaded."""
     sampling, draft_sampling = _claimed(options), _draft_sampling(options)
     progress = True if sys.stderr is not None and sys.stderr.isatty() else _say
     ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
@@ -101,7 +103,8 @@ def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
 
 
 def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
-    """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot judge."""
+    """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot
+    judge."""
     completions = [Completion(one.prompt, one.tokens, one.steps, one.batch) for one in sequences]
     if completions:
         require_models(models, completions, [one.where for one in sequences])
@@ -153,7 +156,8 @@ def _requirement(words: str) -> tuple[str, float]:
 
 
 def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
-    """The model of that name or folder. Raises `ValueError`, naming it, for one that cannot be loaded."""
+    """The model of that name or folder. Raises `ValueError`, naming it, for one that cannot be
+    loaded."""
     _require_model(name)
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line

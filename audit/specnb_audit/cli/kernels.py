@@ -1,4 +1,5 @@
-"""`specnb-audit kernels`: do the acceptance functions of released engines emit the target's distribution?"""
+"""`specnb-audit kernels`: do the acceptance functions of released engines emit the target's
+distribution?"""
 
 from __future__ import annotations
 
@@ -29,6 +30,7 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Checks each wheel; returns the exit status. Raises `ValueError` for what is no wheel that has an adapter."""
+    """Checks each wheel; returns the exit status. Raises `ValueError` for what is no wheel that has
+    an adapter."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch may do
     return int(import_module("specnb_audit.kernels.engines").report(options.wheels, options.quick, options.table))

@@ -1,6 +1,7 @@
 """What an engine is asked for: the settings of a generation, and a seed for each prompt.
 
-Only Python's standard library is imported here: adapters run in environments that hold nothing but their engine.
+Only Python's standard library is imported here: adapters run in environments that hold nothing but
+their engine.
 """
 
 from __future__ import annotations
@@ -11,22 +12,26 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 SPECULATIONS = ("none", "draft", "probabilistic", "lookup")
-"""`none`: the control. `draft`: a draft model, as the engine uses it by default. `probabilistic`: a draft model whose
-tokens are sampled, where the engine has that as an option. `lookup`: n-grams of the prompt and the completion."""
+"""`none`: the control. `draft`: a draft model, as the engine uses it by default. `probabilistic`: a
+draft model whose tokens are sampled, where the engine has that as an option. `lookup`: n-grams of
+the prompt and the completion."""
 DTYPES = ("float32", "bfloat16", "default")
-SEED_STRIDE = 100_003  # a prime, so that seeds of two runs with different seeds do not meet within a run
+# a prime, so that seeds of two runs with different seeds do not meet within a run.
+SEED_STRIDE = 100_003
 
 
 @dataclass(frozen=True)
 class Settings:
     """Settings of a generation.
 
-    temperature, top_k, top_p  as the engine names them; temperature 0 is greedy, top_k 0 and top_p 1 are none
+    temperature, top_k, top_p  as the engine names them; temperature 0 is greedy, top_k 0 and top_p
+                               1 are none
     speculation                one of `SPECULATIONS`
     gamma                      draft tokens per step
     seed                       of the run; each prompt has a seed of its own, `seed_of`
     max_new_tokens             length of every completion; end tokens are ignored
-    dtype                      `float32`, `bfloat16`, or `default` for the precision that the engine chooses itself
+    dtype                      `float32`, `bfloat16`, or `default` for the precision that the engine
+                               chooses itself
 
     Raises `ValueError` for values outside their range.
     """
@@ -52,7 +57,8 @@ class Settings:
         _require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
 
     def seed_of(self, prompt: int) -> int:
-        """The seed of prompt number `prompt`: different for all prompts of a run, and below 2^31."""
+        """The seed of prompt number `prompt`: different for all prompts of a run, and below
+        2^31."""
         return (self.seed * SEED_STRIDE + prompt) % 2**31
 
 
@@ -64,7 +70,8 @@ class Request(NamedTuple):
 
 
 def requests(prompts: Sequence[list[int]], settings: Settings, count: int = 0) -> list[Request]:
-    """A request for each prompt; with `count`, so many, the prompts repeated in their order with new seeds."""
+    """A request for each prompt; with `count`, so many, the prompts repeated in their order with
+    new seeds."""
     numbers = range(count or len(prompts))
     return [Request(prompts[number % len(prompts)], settings.seed_of(number)) for number in numbers]
 

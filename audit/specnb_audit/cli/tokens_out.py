@@ -1,4 +1,5 @@
-"""Files of prompts and tokens, in JSON lines: written as tokens arrive, continued after an interruption."""
+"""Files of prompts and tokens, in JSON lines: written as tokens arrive, continued after an
+interruption."""
 
 from __future__ import annotations
 
@@ -16,9 +17,11 @@ Say = Callable[[str], None] | None
 
 
 def read_prompts(file: Path) -> list[list[int]]:
-    """The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one. May be gzipped.
+    """The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one. May
+    be gzipped.
 
-    Raises `ValueError`, with the file and the line, for anything else, and for what is no regular file.
+    Raises `ValueError`, with the file and the line, for anything else, and for what is no regular
+    file.
     """
     return [_prompt(line, where) for line, where in lines_in(file, FORM)]
 
@@ -32,10 +35,12 @@ def _prompt(line: bytes, where: str) -> list[int]:
 
 
 def complete_lines(file: Path, prompts: Sequence[Sequence[int]], settings: dict[str, Any]) -> int:
-    """The number of prompts that `file` already has a complete line for; a partial line at its end is cut off.
+    """The number of prompts that `file` already has a complete line for; a partial line at its end
+    is cut off.
 
-    Raises `ValueError`, and changes nothing, if the file's lines are not for the first of these prompts, if its first
-    line says that they were made with other `settings`, and for what is no regular file.
+    Raises `ValueError`, and changes nothing, if the file's lines are not for the first of these
+    prompts, if its first line says that they were made with other `settings`, and for what is no
+    regular file.
     """
     if not file.exists():
         return 0
@@ -84,16 +89,18 @@ def write_tokens(
 ) -> int:
     """Appends a line for each completion as it arrives; returns the number of tokens written.
 
-    `say` gets a line about the progress at most every 10 seconds, and one at the end. The first line of a new file has
-    the `settings`, too. Without a completion there is no file. Raises `ValueError` if there are fewer completions than
-    prompts, and `OSError` before the first is asked for where the file cannot be written.
+    `say` gets a line about the progress at most every 10 seconds, and one at the end. The first
+    line of a new file has the `settings`, too. Without a completion there is no file. Raises
+    `ValueError` if there are fewer completions than prompts, and `OSError` before the first is
+    asked for where the file cannot be written.
     """
     start = last = time.monotonic()
     count, done = 0, 0
     _require_writable(file)
     for done, (prompt, tokens) in enumerate(zip(prompts, completions, strict=False), 1):
         line: dict[str, Any] = {"prompt": list(prompt), "tokens": [int(token) for token in tokens]}
-        with file.open("a", encoding="utf-8") as lines:  # anew for each, so that there is no file before the first
+        # Anew for each, so that there is no file before the first.
+        with file.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(line if lines.tell() else line | {"settings": settings}) + "\n")
         count, now = count + len(tokens), time.monotonic()
         if say and (now - last > 10 or done == len(prompts)):

@@ -1,1 +1,2 @@
-"""The acceptance functions of released engines, with their output distribution computed and not sampled."""
+"""The acceptance functions of released engines, with their output distribution computed and not
+sampled."""

@@ -1,7 +1,8 @@
 """Adapters for the acceptance functions of engines: what `specnb-audit kernels` checks.
 
-An adapter calls a function with `Steps` in the shapes that it takes, and returns the emitted tokens. Steps are rows of
-one batch with different distributions, so wrong strides show. To add one, write it, and a `Kernel` in `ENGINES`.
+An adapter calls a function with `Steps` in the shapes that it takes, and returns the emitted
+tokens. Steps are rows of one batch with different distributions, so wrong strides show. To add one,
+write it, and a `Kernel` in `ENGINES`.
 """
 
 from __future__ import annotations
@@ -30,20 +31,24 @@ from specnb_audit.kernels.source import Edit, Wheel, load, open_wheel
 
 NUMBERS = ("total_variation", "resolution", "deviation", "surprises", "draws")
 GAMMA = 2  # a single draft token hides errors of blocks and rows
-KEYS = (0, 17)  # of random p and q; with (0, 1) a wrong scale of the block rule's residual would not show
+# Of random p and q; with (0, 1) a wrong scale of the block rule's residual would not show.
+KEYS = (0, 17)
 TILES, TILE = (
     re.compile(r"(?<=[= ])(1024|4096|8192)\b"),
     "4",
 )  # tokens read at once: interpreted faster; 5 are two tiles
-SPAN, STEP, START = 2**40, 2**32, 7  # offsets of a seed; where vLLM mixes the step into it; the first position
+# Offsets of a seed; where vLLM mixes the step into it; the first position.
+SPAN, STEP, START = 2**40, 2**32, 7
 
 
 class Kernel(NamedTuple):
-    """An acceptance function: its file and adapter, the names of its races, and of uniforms after those of acceptance.
+    """An acceptance function: its file and adapter, the names of its races, and of uniforms after
+    those of acceptance.
 
-    A greedy function has neither. With the race `bonus` the adapter samples the bonus token, in place of the engine.
-    Files `beside` are executed before, and theirs are the names that the file imports. `drafted` says which races the
-    engine has sampled draft tokens with, too, and at which positions.
+    A greedy function has neither. With the race `bonus` the adapter samples the bonus token, in
+    place of the engine. Files `beside` are executed before, and theirs are the names that the file
+    imports. `drafted` says which races the engine has sampled draft tokens with, too, and at which
+    positions.
     """
 
     name: str
@@ -58,10 +63,11 @@ class Kernel(NamedTuple):
 
 
 def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) -> dict[str, Any]:
-    """The line of the table: what is found of a function with random p and q, and what was a stand-in.
+    """The line of the table: what is found of a function with random p and q, and what was a
+    stand-in.
 
-    `edit` changes the file's syntax tree before. Raises `ValueError` where the wheel does not fit the adapter, and
-    where Triton is missing.
+    `edit` changes the file's syntax tree before. Raises `ValueError` where the wheel does not fit
+    the adapter, and where Triton is missing.
     """
     own = _interpreter() | STAND_INS if kernel.triton else {}
     given, words = {**own}, f"{kernel.file} of {wheel.name} {wheel.version} does not fit its adapter"
@@ -90,7 +96,8 @@ def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) ->
 
 
 def _interpreter() -> dict[str, Any]:
-    """Triton, which decides when it is imported whether it interprets kernels; torch may import it."""
+    """Triton, which decides when it is imported whether it interprets kernels; torch may import
+    it."""
     try:
         import triton
         from triton.runtime import interpreter
@@ -98,7 +105,8 @@ def _interpreter() -> dict[str, Any]:
         raise ValueError("the kernels need Triton: pip install 'specnb-audit[triton]'") from None
     if not isinstance(triton.language.cdiv, interpreter.InterpretedFunction):
         raise ValueError("Triton compiles kernels here; set TRITON_INTERPRET=1 before torch is imported")
-    if not hasattr(interpreter._patch_lang, "cache_info"):  # it is called by every function, and asserts cost as much
+    # It is called by every function, and asserts cost as much.
+    if not hasattr(interpreter._patch_lang, "cache_info"):
         plain, kept = interpreter._patch_lang, SimpleNamespace(restore=lambda: None)
         interpreter._patch_lang = cache(lambda function: [plain(function), kept][1])
         interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
@@ -106,7 +114,8 @@ def _interpreter() -> dict[str, Any]:
 
 
 def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Stands in for vLLM's decorator: a function that returns grid and constants becomes one that starts `kernel`."""
+    """Stands in for vLLM's decorator: a function that returns grid and constants becomes one that
+    starts `kernel`."""
 
     def decorate(dispatch: Callable[..., Any]) -> Callable[..., None]:
         def launch(*args: Any, **named: Any) -> None:
@@ -121,7 +130,8 @@ def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any
 
 
 def winners(race: Tensor, weights: Tensor) -> Tensor:
-    """The tokens with the smallest noise / weight, samples of `weights` if the noise is exponential."""
+    """The tokens with the smallest noise / weight, samples of `weights` if the noise is
+    exponential."""
     return (race / weights).argmin(-1)
 
 
@@ -183,7 +193,8 @@ def _lmdeploy(names: dict[str, Any], steps: Steps) -> Tensor:
 
 
 def _vllm2(names: dict[str, Any], steps: Steps, block: bool = False) -> Tensor:
-    """Before the steps there is a request with a single draft token; requests have their states in falling order."""
+    """Before the steps there is a request with a single draft token; requests have their states in
+    falling order."""
     rows, last = torch.cat([torch.zeros(1).long(), torch.arange(len(steps.p))]), len(steps.p)
     uniforms = torch.nn.functional.pad(steps.uniforms, (0, GAMMA + 1 - steps.uniforms.shape[1]), value=0.5)
     lengths = torch.tensor([2, *[GAMMA + 1] * last])
@@ -203,7 +214,8 @@ def _vllm2(names: dict[str, Any], steps: Steps, block: bool = False) -> Tensor:
 
 
 def _drafted(names: dict[str, Any]) -> dict[str, int]:
-    """Samples draft tokens at the positions of a request, as the engine's drafters do, and looks at the offsets."""
+    """Samples draft tokens at the positions of a request, as the engine's drafters do, and looks at
+    the offsets."""
     sample, places = names["gumbel_sample"], torch.arange(GAMMA)
     more = {"is_drafting": True} if "is_drafting" in signature(sample).parameters else {}
     with _generator(names, torch.full((1, GAMMA + 1), 0.5), torch.ones(1, GAMMA + 1, 2)) as offsets:
@@ -216,10 +228,11 @@ def _drafted(names: dict[str, Any]) -> dict[str, int]:
 
 @contextmanager
 def _generator(names: dict[str, Any], uniforms: Tensor, races: Tensor) -> Iterator[set[int]]:
-    """Stands in for vLLM's and Triton's functions of a seed and an offset; yields the offsets of races.
+    """Stands in for vLLM's and Triton's functions of a seed and an offset; yields the offsets of
+    races.
 
-    The seed of a request is its row in `uniforms` (requests, positions) and `races` (requests, positions, vocab), and
-    an offset is a position. Races have the noise -log(1 - u).
+    The seed of a request is its row in `uniforms` (requests, positions) and `races` (requests,
+    positions, vocab), and an offset is a position. Races have the noise -log(1 - u).
     """
     language, offsets, noise = _interpreter()["tl"], set[int](), -(-races).expm1().numpy()
 
@@ -277,7 +290,8 @@ ENGINES: dict[str, list[Kernel]] = {
 
 
 def report(paths: Sequence[Path], quick: bool, table: Path | None = None) -> int:
-    """Prints what is found of each wheel's functions, and writes it to `table`; returns the exit status."""
+    """Prints what is found of each wheel's functions, and writes it to `table`; returns the exit
+    status."""
     wheels, lines = [open_wheel(path, ENGINES) for path in paths], []
     vocabs = (3,) if quick else (3, 4, 5)
     jobs = [(wheel, *one) for wheel in wheels for one in product(ENGINES[wheel.name], vocabs)]

@@ -42,7 +42,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def loaded(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """`model`, which the command then reads once for each dtype: loading takes most of the time of an example."""
+    """`model`, which the command then reads once for each dtype: loading takes most of the time of
+    an example."""
     read = functools.cache(load_model)
     monkeypatch.setattr(
         cli_audit,
@@ -78,7 +79,8 @@ def report_of(*arguments: object) -> tuple[int, dict[str, Any]]:
 
 
 def refused(*arguments: object) -> str:
-    """What a command without a verdict says: one line of its own, or argparse's usage; and it prints no report."""
+    """What a command without a verdict says: one line of its own, or argparse's usage; and it
+    prints no report."""
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert "Traceback" not in err
@@ -244,8 +246,8 @@ def test_models_that_cannot_be_used_are_named(name: str, words: str, model: Path
 
 
 def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What nobody foresaw; an interrupt with and without a report on a part, which exits with 1 only if it rejects;
-    SIGTERM."""
+    """What nobody foresaw; an interrupt with and without a report on a part, which exits with 1
+    only if it rejects; SIGTERM."""
     usual: list[object] = ["audit", short, "--target", loaded]
 
     def raising(error: BaseException) -> Callable[..., None]:
@@ -276,7 +278,8 @@ def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch:
 
 
 def test_closed_streams_and_full_disks(loaded: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with `2>&-` and `<&-`: no stderr is no error. A report that finds no room is no verdict, nor is no stdin."""
+    """As with `2>&-` and `<&-`: no stderr is no error. A report that finds no room is no verdict,
+    nor is no stdin."""
     with contextlib.suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", full)
         assert main(["audit", str(short), "--target", str(loaded), "--eos", "2"]) == 2
@@ -290,7 +293,8 @@ def test_closed_streams_and_full_disks(loaded: Path, short: Path, monkeypatch: p
 @pytest.mark.parametrize("command", ["audit", "control", "collect"])
 @pytest.mark.parametrize("endless", ["pipe", "/dev/zero"])
 def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Path, short: Path) -> None:
-    """A pipe that nobody writes to would be waited for, and one without an end read until memory is full."""
+    """A pipe that nobody writes to would be waited for, and one without an end read until memory is
+    full."""
     os.mkfifo(short.parent / "pipe")
     given = short.parent / endless
     arguments: dict[str, list[object]] = {

@@ -1,4 +1,5 @@
-"""`collect` against a small server on this machine: retries, resuming, refusals, and answers without token ids."""
+"""`collect` against a small server on this machine: retries, resuming, refusals, and answers
+without token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ PROMPTS = [[0, number] for number in range(1, 8)]
 
 
 class Server(ThreadingHTTPServer):
-    """Continues a prompt with its tokens plus 10. The first requests are answered with `failures`, in order."""
+    """Continues a prompt with its tokens plus 10. The first requests are answered with `failures`,
+    in order."""
 
     url: str
 
@@ -172,14 +174,17 @@ def test_what_no_server_should_do_ends_it_and_leaves_no_file(
 
 
 def test_an_answer_that_never_ends_leaves_no_file_and_holds_up_nothing(server: Server, tmp_path: Path) -> None:
-    """Not while it is waited for either; and an error of one request does not wait for the answers to others."""
+    """Not while it is waited for either; and an error of one request does not wait for the answers
+    to others."""
     out, begun, go_on = tmp_path / "tokens.jsonl", threading.Barrier(2), threading.Event()
 
     def waiting(handler: Handler) -> None:
         if begun.wait(10) == 0:
             assert not out.exists()
             return handler.reply(400, {})
-        go_on.wait(60)  # far longer than this test takes, and than the client waits once the other request has failed
+        # Far longer than this test takes, and than the client waits once the other request has
+        # failed.
+        go_on.wait(60)
 
     server.instead = waiting
     with pytest.raises(ValueError, match="answered 400"):

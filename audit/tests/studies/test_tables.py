@@ -1,7 +1,8 @@
-"""The smallest part of every deterministic table of the audit's studies, computed again: equal to the committed rows.
+"""The smallest part of every deterministic table of the audit's studies, computed again: equal to
+the committed rows.
 
-Not computed again: `false_alarms`, whose rows are sums over hundreds of audits. Evidence of decoding in float32 has a
-tolerance: another processor rounds in other ways.
+Not computed again: `false_alarms`, whose rows are sums over hundreds of audits. Evidence of
+decoding in float32 has a tolerance: another processor rounds in other ways.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Errors that are planted in acceptance functions, by the meaning of names in their syntax trees."""
+"""Errors that are planted in acceptance functions, by the meaning of names in their syntax
+trees."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ COMPARED = (
     {"draft_token_id", "target_token_id"},
     {"draft_sampled", "target_argmax"},
 )
-DRAFT = {"draft_prob", "q_val", "d_val", "q_n_plus_1", "ratio"}  # log p + log(1 - ratio) is log(p - q)
+# Log p + log(1 - ratio) is log(p - q).
+DRAFT = {"draft_prob", "q_val", "d_val", "q_n_plus_1", "ratio"}
 TARGET = {"target_prob", "tp_base_ptr", "p_n_plus_1", "target_logits"}
 ROWS = {"pos", "token_idx", "cur_prob_row", "n_matches", "resample_token_idx"}
 SCALES = {"p_res", "log_p_tau", "residual_scale"}  # of the block rule's residual

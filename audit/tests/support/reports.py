@@ -29,7 +29,8 @@ def report(**changed: object) -> Report:
 
 
 def require_as_in(file: Path, text: str) -> None:
-    """Compares `text` with `file`; with SPECNB_WRITE_REPORTS=1 writes it: then read the differences."""
+    """Compares `text` with `file`; with SPECNB_WRITE_REPORTS=1 writes it: then read the
+    differences."""
     if os.environ.get("SPECNB_WRITE_REPORTS"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(text, encoding="utf-8")

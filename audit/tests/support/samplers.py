@@ -1,4 +1,5 @@
-"""Samplers for the tests of the audit, on tables and without models: of single tokens, and of steps of a rule.
+"""Samplers for the tests of the audit, on tables and without models: of single tokens, and of steps
+of a rule.
 
 The next token's distribution depends on the last token alone.
 """
@@ -24,7 +25,8 @@ VOCAB, GAMMA = 24, 3
 
 
 def tables(seed: int = 0, closeness: float = 0.5, vocab: int = VOCAB) -> tuple[Tensor, Tensor]:
-    """p and q after every token, `(vocab, vocab)`: a chain, so that distributions depend on what was emitted."""
+    """p and q after every token, `(vocab, vocab)`: a chain, so that distributions depend on what
+    was emitted."""
     generator = np.random.default_rng(seed)
     p, other = (torch.from_numpy(generator.dirichlet(np.ones(vocab), size=vocab)) for _ in range(2))
     q = normalise(closeness * p + (1 - closeness) * other)
@@ -34,7 +36,8 @@ def tables(seed: int = 0, closeness: float = 0.5, vocab: int = VOCAB) -> tuple[T
 def sample_row(
     p: Tensor, q: Tensor, n: int, seed: int, rule: Rule = token_verification, sampled: Change | None = None
 ) -> Row:
-    """A sequence of `n` tokens by steps of `rule`, draft tokens from `sampled(q)`, with its distributions and steps."""
+    """A sequence of `n` tokens by steps of `rule`, draft tokens from `sampled(q)`, with its
+    distributions and steps."""
     generator = torch.Generator().manual_seed(seed)
     text, steps = [0], []
     while len(text) <= n:
@@ -55,14 +58,16 @@ def sample_row(
 
 
 def depending(prefix: Sequence[int], vocab: int = 60) -> Array:
-    """A distribution `(vocab,)` that depends on the whole prefix: two sequences never have the same one again."""
+    """A distribution `(vocab,)` that depends on the whole prefix: two sequences never have the same
+    one again."""
     logits = -1.2 * np.log(1 + np.arange(vocab)) + 0.8 * np.random.default_rng([5, *prefix]).standard_normal(vocab)
     weights = np.exp(logits)
     return np.asarray(weights / weights.sum())
 
 
 def raced(start: int, n: int, seed: Sequence[int], anew: bool) -> list[int]:
-    """`n` tokens after `start`, sampled as `torch.multinomial` does, by a race of noises divided by `depending`.
+    """`n` tokens after `start`, sampled as `torch.multinomial` does, by a race of noises divided by
+    `depending`.
 
     The generator has this `seed`, and is made `anew` for each token.
     """
@@ -74,7 +79,8 @@ def raced(start: int, n: int, seed: Sequence[int], anew: bool) -> list[int]:
 
 
 def zipf_tables(vocab: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """p and q `(vocab, vocab)`, a row for each last token: few likely tokens and a long tail, as language has."""
+    """p and q `(vocab, vocab)`, a row for each last token: few likely tokens and a long tail, as
+    language has."""
     generator = np.random.default_rng(seed)
     logits = -1.2 * np.log(1 + np.arange(vocab)) + 0.8 * generator.standard_normal((vocab, vocab))
     logits = np.take_along_axis(logits, np.argsort(generator.random((vocab, vocab)), axis=1), axis=1)
@@ -84,7 +90,8 @@ def zipf_tables(vocab: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def sampled_rows(actual: Tensor, p: Tensor, q: Tensor | None, rows: int, n: int, seed: int) -> list[Row]:
-    """`rows` sequences of `n` tokens from `actual` `(vocab, vocab)`, with the distributions claimed."""
+    """`rows` sequences of `n` tokens from `actual` `(vocab, vocab)`, with the distributions
+    claimed."""
     random = np.random.default_rng(seed)
     cumulated = actual.double().cumsum(dim=-1).numpy()
     tokens = np.zeros((rows, n + 1), dtype=np.int64)

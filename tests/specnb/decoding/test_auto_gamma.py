@@ -1,4 +1,5 @@
-"""gamma="auto": exact whatever is chosen, close to the best fixed gamma, and never much slower than plain decoding."""
+"""gamma="auto": exact whatever is chosen, close to the best fixed gamma, and never much slower than
+plain decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tiny import llama, near_copy, next_distributions
 
 from specnb import ModelDrafter, PromptLookupDrafter, Sampling, generate
 from specnb.decoding.auto_gamma import LARGEST, ON_DEVICE, Auto, AutoGamma, assumed_costs, varies
-from specnb.decoding.generate import Study
+from specnb.decoding.generate import Hooks
 from specnb.decoding.step import Batch
 from specnb.drafting.base import Drafter
 from specnb.drafting.model import MixtureDrafter, TreeDrafter
@@ -29,7 +30,8 @@ LEVEL = 1e-7
 
 
 def _steps(accepted: Callable[[int], float], costs: Sequence[float], tokens: int) -> tuple[float, list[int]]:
-    """Tokens per unit of time and the widths of a simulated generation, with the acceptance at each token's place."""
+    """Tokens per unit of time and the widths of a simulated generation, with the acceptance at each
+    token's place."""
     rng = np.random.default_rng(1)
     choice, done, widths = AutoGamma(rows=1, costs=costs), 0, list[int]()
     while done < tokens:
@@ -61,7 +63,8 @@ def test_it_follows_a_text_that_changes() -> None:
 
 
 def _widths(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
-    """Steps have these widths in turn, again and again; each row after the first is a step ahead of the one before."""
+    """Steps have these widths in turn, again and again; each row after the first is a step ahead of
+    the one before."""
     step = itertools.count()
 
     def choose(self: AutoGamma, matched: object = None) -> NDArray[np.int64]:
@@ -70,7 +73,8 @@ def _widths(monkeypatch: pytest.MonkeyPatch, *widths: int) -> None:
     monkeypatch.setattr(AutoGamma, "choose", choose)
 
 
-CHEAP = Auto(costs=[1 + 0.1 * width for width in range(6)])  # by its size a near copy is never asked
+# By its size a near copy is never asked.
+CHEAP = Auto(costs=[1 + 0.1 * width for width in range(6)])
 TARGET, DRAFT = llama(VOCAB), near_copy(llama(VOCAB), 0.5)
 
 
@@ -117,7 +121,8 @@ def test_models_catch_up_on_the_tokens_of_plain_steps(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_models_evaluate_what_their_cache_lacks_and_not_more(mixed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two tokens after a step that they drafted, as many more as there were plain steps since, and each draft token."""
+    """Two tokens after a step that they drafted, as many more as there were plain steps since, and
+    each draft token."""
     _widths(monkeypatch, 2, 0, 0, 3, 1)
     evaluated: list[int] = []
 
@@ -160,14 +165,15 @@ def test_a_step_without_draft_tokens_is_a_plain_pass(monkeypatch: pytest.MonkeyP
 
 
 def test_the_numbers_of_draft_tokens_of_a_prompt_do_not_depend_on_the_batch() -> None:
-    """Those that are chosen; tests/specnb/drafting/test_all_drafters.py has all drafters, with other numbers."""
+    """Those that are chosen; tests/specnb/drafting/test_all_drafters.py has all drafters, with
+    other numbers."""
     target = llama(VOCAB, dtype=torch.float64)
     prompts = [[1, 0, 1, 0, 1, 0], [2], [3, 3, 1], [0, 2]]
     asked: dict[str, Any] = {"gamma": CHEAP, "max_new_tokens": 10, "seed": 4, "progress": False}
     made = generate(target, prompts, DRAFT, batch_size=3, **asked)
     assert len({*(made.record.draft_tokens >= 0).sum(-1)[:, 1:].flat}) > 2
     for number, prompt in enumerate(prompts):
-        alone = generate(target, [prompt], DRAFT, study=Study(rows=[number]), **asked)
+        alone = generate(target, [prompt], DRAFT, hooks=Hooks(rows=[number]), **asked)
         assert alone.tokens == [made.tokens[number]]
         steps = alone.record.draft_tokens.shape[1]
         assert (alone.record.draft_tokens[0] == made.record.draft_tokens[number, :steps]).all()
@@ -237,7 +243,7 @@ def test_costs_may_be_any_list_of_numbers(costs: Any) -> None:
 def test_where_the_width_cannot_change_it_is_fixed() -> None:
     asked: dict[str, Any] = {"max_new_tokens": 3, "progress": False}
     assert generate(TARGET, [[1]], TreeDrafter(DRAFT, (-1, -1)), **asked).record.gamma == 2
-    assert generate(TARGET, [[1]], DRAFT, gamma=Auto(), study=Study(batch_class=Batch), **asked).record.gamma == 4
+    assert generate(TARGET, [[1]], DRAFT, gamma=Auto(), hooks=Hooks(batch_class=Batch), **asked).record.gamma == 4
     hidden = PromptLookupDrafter(vocab=VOCAB)
     hidden.hidden_layers = (-1,)
     assert varies(TARGET, PromptLookupDrafter(VOCAB), True)

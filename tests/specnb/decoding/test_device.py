@@ -1,7 +1,7 @@
 """The CUDA path: the tokens of the CPU, steps that wait for nothing, faults that are noticed.
 
-On a simulated device, or on a real one where there is one; only the simulated one counts operations. Times are not
-tested.
+On a simulated device, or on a real one where there is one; only the simulated one counts
+operations. Times are not tested.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from specnb.beam import beam_search
 from specnb.decoding import generate as loop
 from specnb.decoding import step
 from specnb.decoding.auto_gamma import FIXED, Auto
-from specnb.decoding.generate import Generation, Study, forget_compiled, generate
+from specnb.decoding.generate import Generation, Hooks, forget_compiled, generate
 from specnb.decoding.scheduler import STARTED, ProgressReader
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
@@ -56,7 +56,8 @@ COMMON: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_siz
 ALL = CHAINS | HIERARCHICAL | TREES
 WAITING = {"suffix", "suffix, proportional", "trigram, backing off", "skip-gram", *HIERARCHICAL}
 WAITING |= {name for name in ALL if name.startswith("copy, otherwise") and name != "copy, otherwise a table"}
-"""Their steps wait for the device, as their docstrings say: tables on the host, or a choice made there."""
+"""Their steps wait for the device, as their docstrings say: tables on the host, or a choice made
+there."""
 REPLACING = {name for name in ALL if "bandit" in name}
 """They make new tensors at `start`, so that no graph can hold their operations."""
 
@@ -138,7 +139,8 @@ def of_kind(name: str) -> Generation:
 
 
 def bound(simulated: float) -> float:
-    """How far a number may lie from the CPU's. On a real device sums have another order, in float32 in places."""
+    """How far a number may lie from the CPU's. On a real device sums have another order, in float32
+    in places."""
     return BOUNDS[1] if torch.cuda.is_available() else simulated
 
 
@@ -196,7 +198,8 @@ SAMPLINGS = (Sampling(0.7, top_k=3, top_p=0.9), Sampling(0))
 
 
 class Checked(Captured):
-    """Captures again before each replay, and compares: what the host would do now has to be what the graph does."""
+    """Captures again before each replay, and compares: what the host would do now has to be what
+    the graph does."""
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         if self.graph is not None:
@@ -260,13 +263,15 @@ WIDTHS = {("copies", False): (0, 1, 2, 3, 4), ("copies", "graph"): (0, 1, 2, 4),
 def test_gamma_is_chosen_one_step_late(
     name: str, compile: Any, any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokens of a CPU that learns late and knows no match; the device has fewer rows, so that they are refilled."""
+    """The tokens of a CPU that learns late and knows no match; the device has fewer rows, so that
+    they are refilled."""
     common = COMMON | {"gamma": COSTS, "max_new_tokens": 8, "seed": 3}
     copies = PromptLookupDrafter(VOCAB, shortest=1)
     with monkeypatch.context() as patch:
         patch.setattr(step, "widths", lambda *_: WIDTHS[name, compile])
         patch.setattr(Batch, "learn", late)
-        patch.setattr(PromptLookupDrafter, "matched", lambda *_: None)  # on a device the host does not know it
+        # On a device the host does not know it.
+        patch.setattr(PromptLookupDrafter, "matched", lambda *_: None)
         expected = on_the_cpu(target(), PROMPTS, copies if name == "copies" else draft(), **common | {"batch_size": 3})
     steps.clear()
     made = generate(
@@ -293,7 +298,7 @@ def test_a_kept_graph_serves_other_prompts_seeds_and_ends(any_device: Any, check
 
 
 def test_distributions_are_kept(any_device: Any) -> None:
-    common = COMMON | {"gamma": 3, "study": Study(keep_probs=True)}
+    common = COMMON | {"gamma": 3, "hooks": Hooks(keep_probs=True)}
     expected = on_the_cpu(target(), PROMPTS, draft(), **common).probs
     made = generate(placed(target()), PROMPTS, placed(draft()), **common).probs
     assert expected
@@ -318,7 +323,7 @@ def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> Non
 def test_parts_of_steps_are_timed(compile: bool | str, any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is a graph of its own. What torch would compile is run as it is."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    common = COMMON | {"gamma": len(DEEP), "study": Study(timed=True)}
+    common = COMMON | {"gamma": len(DEEP), "hooks": Hooks(timed=True)}
     expected = on_the_cpu(target(), PROMPTS, TreeDrafter(draft(), DEEP), **common)
     drafter = TreeDrafter(placed(draft()), DEEP, capturable=True)
     made = generate(placed(target()), PROMPTS, drafter, compile=compile, **common)
@@ -327,7 +332,8 @@ def test_parts_of_steps_are_timed(compile: bool | str, any_device: Any, monkeypa
 
 
 def test_a_graph_keeps_its_drafter(any_device: Any) -> None:
-    """With another cache in the drafter, the graph would go on with memory that is somebody else's."""
+    """With another cache in the drafter, the graph would go on with memory that is somebody
+    else's."""
     drafter = ModelDrafter(placed(draft()), capturable=True)
     generate(placed(target()), PROMPTS, drafter, gamma=2, compile="graph", **COMMON)
     with pytest.raises(ValueError, match="make another drafter"):
@@ -393,7 +399,8 @@ def test_a_pair_is_loaded_to_the_device(any_device: Any) -> None:
 
 
 LAUNCHES = {None: 190, "table": 290, "prompt lookup, recent": 265, "model": 660, "tree of a model": 660}
-"""The most operations of an eager step, 5% above what there were: models of two layers, gamma 3, a tree of 5 nodes."""
+"""The most operations of an eager step, 5% above what there were: models of two layers, gamma 3, a
+tree of 5 nodes."""
 
 
 @pytest.mark.parametrize("compile", [False, "graph"])
@@ -620,8 +627,8 @@ def test_every_line_about_cuda_is_executed(device: SimulatedCuda, monkeypatch: p
     try:
         drafter = TableDrafter(table().to("cuda"))
         for compile in (False, "graph"):
-            study = Study(timed=bool(compile))
-            generate(model, PROMPTS, drafter, gamma=2, compile=compile, study=study, **COMMON)
+            hooks = Hooks(timed=bool(compile))
+            generate(model, PROMPTS, drafter, gamma=2, compile=compile, hooks=hooks, **COMMON)
         generate(model, PROMPTS, placed(draft()), gamma=Auto(), **COMMON)
         pair = without_tokenizer(placed(pair.target), placed(pair.draft))
         measure_costs(pair, context=3, largest=1, repetitions=3, compile="graph", progress=False)

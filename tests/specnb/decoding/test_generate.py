@@ -1,4 +1,5 @@
-"""`generate`, apart from its distribution: lengths and ends, rows and seeds, compiled steps, times and progress."""
+"""`generate`, apart from its distribution: lengths and ends, rows and seeds, compiled steps, times
+and progress."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding import generate as loop
-from specnb.decoding.generate import COMPILED_SETTINGS, Study, forget_compiled, generate
+from specnb.decoding.generate import COMPILED_SETTINGS, Hooks, forget_compiled, generate
 from specnb.decoding.record import PARTS
 from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
@@ -76,7 +77,8 @@ def test_the_tokens_of_a_prompt_depend_on_the_seed_its_number_and_the_settings(
     architecture: str, prompts: list[list[int]], drafter: str, gamma: int, asked: dict[str, Any], eos: set[int],
     batch_size: int,
 ) -> None:  # fmt: skip
-    """The batch, other prompts and eos change none of them; eos only cuts. The record tells the same story."""
+    """The batch, other prompts and eos change none of them; eos only cuts. The record tells the
+    same story."""
     target, model = PAIRS[architecture]
     draft: Any = {"a model": model, "patchy": PatchyDrafter(model)}.get(drafter)
     if drafter in TREES:
@@ -88,7 +90,7 @@ def test_the_tokens_of_a_prompt_depend_on_the_seed_its_number_and_the_settings(
     refilled = generate(target, prompts, draft, **asked, eos=eos, batch_size=batch_size)
     assert refilled.tokens == [cut(tokens, list(eos)) for tokens in together.tokens]
     last = len(prompts) - 1
-    alone = generate(target, prompts[-1:], draft, **asked, eos=list(eos), study=Study(rows=[last]))
+    alone = generate(target, prompts[-1:], draft, **asked, eos=list(eos), hooks=Hooks(rows=[last]))
     assert alone.tokens == refilled.tokens[-1:]
     steps = alone.record.target_passes[0]
     for field in ("draft_tokens", "accepted", "token", "emitted"):
@@ -102,9 +104,9 @@ def test_the_tokens_of_a_prompt_depend_on_the_seed_its_number_and_the_settings(
 def test_seeds_numbers_and_rows_have_random_streams_of_their_own() -> None:
     asked: dict[str, Any] = {"max_new_tokens": 13, "progress": False}
     by_seed = [generate(TARGET, [(0,)] * 8, None, seed=seed, **asked).tokens for seed in (0, 1, 2**64, 2**64 + 1)]
-    numbered = generate(TARGET, [(0,)] * 8, None, study=Study(rows=range(8, 16)), **asked).tokens
+    numbered = generate(TARGET, [(0,)] * 8, None, hooks=Hooks(rows=range(8, 16)), **asked).tokens
     assert len({str(tokens) for made in (*by_seed, numbered) for tokens in made}) > 36
-    moved = generate(TARGET, [(0,)] * 3, None, study=Study(rows=[7, 2, 9]), batch_size=1, **asked).tokens
+    moved = generate(TARGET, [(0,)] * 3, None, hooks=Hooks(rows=[7, 2, 9]), batch_size=1, **asked).tokens
     assert moved == [by_seed[0][7], by_seed[0][2], numbered[1]]
 
 
@@ -120,7 +122,8 @@ def greedy_tokens(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
 def test_greedy_completions_are_those_of_transformers_up_to_the_last_position(
     make: Callable[..., PreTrainedModel],
 ) -> None:
-    """Draft tokens then exceed the model's last position; that must neither fail nor change a token."""
+    """Draft tokens then exceed the model's last position; that must neither fail nor change a
+    token."""
     target, draft = pair(make)
     expected = [greedy_tokens(target, prompt, LONGEST) for prompt in MORE]
     drafters: list[tuple[Any, int]] = [(draft, gamma) for gamma in (0, 1, 5)]
@@ -171,7 +174,8 @@ def test_without_a_proposal_a_step_is_a_step_of_the_target() -> None:
 
 
 def test_rows_are_never_empty_while_prompts_wait() -> None:
-    """Six sequences of very different lengths in two rows: each next one begins as soon as one has ended."""
+    """Six sequences of very different lengths in two rows: each next one begins as soon as one has
+    ended."""
     steps = []
 
     class Counted(Batch):
@@ -180,7 +184,7 @@ def test_rows_are_never_empty_while_prompts_wait() -> None:
             super().step()
 
     asked: dict[str, Any] = {"max_new_tokens": LIMIT - 1, "eos": [1], "batch_size": 2, "progress": False}
-    made = generate(TARGET, [(0,)] * 6, None, **asked, study=Study(batch_class=Counted))
+    made = generate(TARGET, [(0,)] * 6, None, **asked, hooks=Hooks(batch_class=Counted))
     free = [0, 0]  # when each row is free
     for passes in made.record.target_passes:
         free[free.index(min(free))] += int(passes)
@@ -209,7 +213,7 @@ def test_each_part_of_each_step_is_timed_once(monkeypatch: pytest.MonkeyPatch) -
     readings = iter(range(1000))
     monkeypatch.setattr("specnb.decoding.record.now", lambda _: float(next(readings)))
     asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": 6, "batch_size": 3, "progress": False}
-    made = generate(TARGET, MORE, DRAFT, **asked, study=Study(timed=True))
+    made = generate(TARGET, MORE, DRAFT, **asked, hooks=Hooks(timed=True))
     assert list(made.record.seconds) == list(PARTS)
     steps = len(made.record.seconds["draft"])
     assert next(readings) == 4 * steps, "the clock is read as a step begins and as each of its parts ends"
@@ -240,14 +244,16 @@ class Bar:
 
 @pytest.mark.parametrize("progress", [False, True])
 def test_the_bar_counts_tokens_and_those_that_will_not_come(progress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five prompts of 9 tokens in two rows, some of which end early: after each step, all but what can still come."""
+    """Five prompts of 9 tokens in two rows, some of which end early: after each step, all but what
+    can still come."""
     Bar.made = []
     monkeypatch.setattr(loop, "tqdm", Bar)
     made = generate(TARGET, MORE[:5], None, max_new_tokens=9, eos=1, batch_size=2, seed=3, progress=progress)
     (bar,) = Bar.made
     assert bar.settings == {"total": 45, "desc": "tokens", "delay": 3, "leave": False, "disable": not progress}
     assert bar.places == sorted(bar.places)
-    # The first step gives each of the two rows a token; one that ends takes what it could still have had with it.
+    # The first step gives each of the two rows a token; one that ends takes what it could still
+    # have had with it.
     assert bar.places[1] == sum(9 if len(tokens) == 1 else 1 for tokens in made.tokens[:2])
     assert bar.n == 45
     assert len({len(tokens) for tokens in made.tokens}) > 1
@@ -292,13 +298,14 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 def test_each_part_is_compiled_once_for_each_length(compiled: list[str]) -> None:
-    """Other tokens, ends and seeds reuse it, up to the next multiple of 128 slots; the pass, any settings."""
+    """Other tokens, ends and seeds reuse it, up to the next multiple of 128 slots; the pass, any
+    settings."""
     parts = ["_sample_tokens", "target_pass", "verify_and_emit"]
     common: dict[str, Any] = {"gamma": 2, "progress": False}
     for new, prompts, eos, timed in ((6, PROMPTS, 3, False), (4, PROMPTS[::-1], 1, False), (6, MORE[3:6], 3, True)):
         plain = generate(TARGET, prompts, DRAFT, max_new_tokens=new, eos=eos, **common)
-        study = Study(timed=timed)
-        made = generate(TARGET, prompts, DRAFT, max_new_tokens=new, eos=eos, compile=True, study=study, **common)
+        hooks = Hooks(timed=timed)
+        made = generate(TARGET, prompts, DRAFT, max_new_tokens=new, eos=eos, compile=True, hooks=hooks, **common)
         assert made.tokens == plain.tokens
         assert sorted(compiled) == parts
     changes: list[dict[str, Any]] = [{"prompts": PROMPTS[:2]}, {"sampling": GREEDY}, {"gamma": 1}, {"eos": []}]
@@ -313,7 +320,8 @@ def test_each_part_is_compiled_once_for_each_length(compiled: list[str]) -> None
 def test_a_compiled_step_has_all_draft_tokens_or_the_fewest(
     gamma: Any, fewest: int, compiled: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a drafter that does not always propose so many; both widths are compiled before the first step."""
+    """With a drafter that does not always propose so many; both widths are compiled before the
+    first step."""
     widths, run, warm_up = [], Batch.run_target, Batch.warm_up
 
     def counted(self: Batch, draft_tokens: Tensor) -> Tensor:
@@ -360,7 +368,7 @@ def test_the_compiled_batches_used_last_are_kept(compiled: list[str]) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 3, "compile": True, "progress": False}
     for rows in range(1, COMPILED_SETTINGS + 3):
         for again in (rows, max(1, rows - 1)):  # the one before is still kept
-            generate(TARGET, [[1]] * again, None, study=Study(batch_class=Watched), **asked)
+            generate(TARGET, [[1]] * again, None, hooks=Hooks(batch_class=Watched), **asked)
     gc.collect()
     assert [batch() is not None for batch in batches] == [False] * 2 + [True] * COMPILED_SETTINGS
     forget_compiled()

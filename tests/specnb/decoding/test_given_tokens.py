@@ -1,4 +1,5 @@
-"""Prompts and end tokens as users give them: what a tokenizer pads, what is no list of tokens, names of other tools."""
+"""Prompts and end tokens as users give them: what a tokenizer pads, what is no list of tokens,
+names of other tools."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from tiny import llama, without_tokenizer
 from transformers import BatchEncoding
 
 from specnb.beam import beam_search
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.recommend import recommend_gamma
 
@@ -47,7 +48,8 @@ def test_padding_that_nobody_masked_is_noticed() -> None:
 
 
 def test_a_padding_token_that_may_be_text_is_none() -> None:
-    """Lists are never padded by a tokenizer's tensors; where all rows begin with it, it is the begin-of-text token."""
+    """Lists are never padded by a tokenizer's tensors; where all rows begin with it, it is the
+    begin-of-text token."""
     assert tokens(LEFT.tolist(), padding()) == tokens(LEFT) == tokens(LEFT, padding(7))
     both = torch.tensor([[0, 1], [0, 3]])
     assert tokens(both, padding()) == tokens(both)
@@ -84,7 +86,7 @@ def test_numbers_without_an_end_are_not_counted_through() -> None:
     with pytest.raises(TypeError, match=r"^eos is range\(0, 1000000000\); it must be a token"):
         tokens([[1]], eos=range(10**9))
     with pytest.raises(ValueError, match=r"there are 1 prompts and 1000000000000 rows"):
-        tokens([[1]], study=Study(rows=range(10**12)))
+        tokens([[1]], hooks=Hooks(rows=range(10**12)))
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
-"""The implementation distribution: completions of the real loop have the target's joint distribution.
+"""The implementation distribution: completions of the real loop have the target's joint
+distribution.
 
-Only sampling noise is left between the counts and the enumerated distribution, so the tests say how often they would be
-wrong (`FALSE_ALARMS` in all, by Bonferroni) and how small a deviation each of them would find with power 0.99 (asserted
-below each distribution). Numerics are checked apart from it: recorded overlaps, hidden states and kept distributions
-against forward passes without a cache, in float64.
+Only sampling noise is left between the counts and the enumerated distribution, so the tests say how
+often they would be wrong (`FALSE_ALARMS` in all, by Bonferroni) and how small a deviation each of
+them would find with power 0.99 (asserted below each distribution). Numerics are checked apart from
+it: recorded overlaps, hidden states and kept distributions against forward passes without a cache,
+in float64.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from transformers import (
 )
 from unsupported_models import SIZES
 
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.distributions import total_variation
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import TreeDrafter
@@ -58,7 +60,8 @@ def test_completions_have_the_target_s_joint_distribution(case: Case) -> None:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_tiny_distributions_depend_on_every_token_before(architecture: str) -> None:
-    """Otherwise a broken cache would go unseen: the distribution changes much with any one of the last four tokens."""
+    """Otherwise a broken cache would go unseen: the distribution changes much with any one of the
+    last four tokens."""
     sequences = torch.cartesian_prod(*[torch.arange(VOCAB)] * 4)
     distributions = next_distributions(ARCHITECTURES[architecture](VOCAB), sequences.tolist()).reshape([VOCAB] * 5)
     for place in range(4):
@@ -76,7 +79,8 @@ def test_the_tested_completions_take_several_steps_and_accept_all_there_is() -> 
         assert record.accepted.max() == TokenTree(drafter.parents or ()).depth
 
 
-# Planted bugs of trees; those of chains and of the loop are in audit/tests/test_known_bugs_in_the_loop.py.
+# Planted bugs of trees; those of chains and of the loop are in
+# audit/tests/test_known_bugs_in_the_loop.py.
 
 
 def not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +152,11 @@ def test_hidden_states_follow_the_accepted_path(architecture: str) -> None:
 
 
 def kept_error(target: PreTrainedModel, draft: Drafter | None, dtype: torch.dtype = torch.float64) -> float:
-    """The largest difference of the distributions that a run keeps from those of passes over the whole sequence."""
+    """The largest difference of the distributions that a run keeps from those of passes over the
+    whole sequence."""
     made = generate(
         target, PROMPTS * 2, draft, gamma=gamma_of(draft) if draft else 0, max_new_tokens=7, eos=1, batch_size=4,
-        progress=False, study=Study(keep_probs=True),
+        progress=False, hooks=Hooks(keep_probs=True),
     )  # fmt: skip
     assert made.probs is not None
     errors = []
@@ -186,7 +191,8 @@ WINDOWS: dict[str, Callable[[], PreTrainedModel]] = {
 def test_layers_with_a_window_see_its_tokens(model: str, make: Callable[[], Drafter] | None) -> None:
     torch.manual_seed(0)
     target = WINDOWS[model]().double().eval()
-    assert kept_error(target, make() if make else None) < 1e-5  # eager attention has a float32 softmax
+    # Eager attention has a float32 softmax.
+    assert kept_error(target, make() if make else None) < 1e-5
     with pytest.MonkeyPatch.context() as everything_visible:
         everything_visible.setattr("specnb.models.cached_model.sliding_window", lambda config: 99)
         with pytest.raises(TypeError, match=r"wrong distributions: in the loop's cache, over a chain"):

@@ -10,8 +10,8 @@ import torch
 
 from specnb.decoding.record import CompletedRow, StepRecord, merge_rows, now
 
-# Two rows, three steps, two draft tokens a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its first step (3 could
-# have been emitted, 2 were) and has ended. Token 0 is one; -1 is none.
+# Two rows, three steps, two draft tokens a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its
+# first step (3 could have been emitted, 2 were) and has ended. Token 0 is one; -1 is none.
 RECORD = StepRecord(
     draft_tokens=np.array([[[5, 0], [7, 8], [9, -1]], [[1, 2], [3, 4], [3, 4]]]),
     accepted=np.array([[2, 0, 1], [2, 1, 0]]),
@@ -45,7 +45,8 @@ def test_without_draft_tokens_there_is_no_acceptance_rate() -> None:
 
 
 def test_in_a_tree_a_node_is_tested_if_its_parent_was_accepted_and_no_sibling_before_it() -> None:
-    """Against the rule's own order: down from the root, the children of each accepted node up to the accepted one."""
+    """Against the rule's own order: down from the root, the children of each accepted node up to
+    the accepted one."""
     parents = (-1, -1, 0, 0, 1, -1, 4)
     paths = [[-1, -1, -1], [0, -1, -1], [0, 2, -1], [0, 3, -1], [1, -1, -1], [1, 4, -1], [1, 4, 6], [5, -1, -1]]
     counts = np.array([[sum(node >= 0 for node in path) for path in paths]])
@@ -72,7 +73,8 @@ def test_a_record_is_as_long_as_the_longest_row_and_says_nothing_of_steps_that_w
     parents, seconds = (-1, 0, -1), {"draft": np.array([1.0, 2.0])}
 
     def of_steps(steps: int, first: int) -> CompletedRow:
-        record = np.arange(steps * 6).reshape(steps, 6) + first  # three draft tokens, accepted, token, emitted
+        # Three draft tokens, accepted, token, emitted.
+        record = np.arange(steps * 6).reshape(steps, 6) + first
         return CompletedRow([7], record, np.full((steps, 3), 0.5), np.arange(steps * 2).reshape(steps, 2) + first)
 
     record = merge_rows([of_steps(1, 10), of_steps(2, 50)], seconds, parents)

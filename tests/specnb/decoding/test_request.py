@@ -1,4 +1,5 @@
-"""Arguments of `generate`: what works, and what is refused before any model runs, and with which message."""
+"""Arguments of `generate`: what works, and what is refused before any model runs, and with which
+message."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from unsupported_models import convolving, refusing, without_positions
 
 from specnb.decoding import request as checks
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.request import LARGEST_SPARE_GAMMA, Request, slots_for
 from specnb.decoding.scheduler import Scheduler
 from specnb.decoding.step import Batch
@@ -105,9 +106,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_bad_arguments_are_refused_before_any_model_runs(wrong: dict[str, Any], message: str) -> None:
     asked: dict[str, Any] = {"target": TARGET, "prompts": PROMPTS, "draft": DRAFT, "max_new_tokens": 4}
     asked |= wrong
-    study = Study(**{name: asked.pop(name) for name in ("rows", "keep_probs") if name in asked})
+    hooks = Hooks(**{name: asked.pop(name) for name in ("rows", "keep_probs") if name in asked})
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-        generate(**asked, study=study)
+        generate(**asked, hooks=hooks)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +117,8 @@ def test_bad_arguments_are_refused_before_any_model_runs(wrong: dict[str, Any], 
         {"prompts": (np.array([1, 2, 0], dtype=np.uint8), [torch.tensor(3), np.int64(0)])},
         {"prompts": [torch.tensor([1, 2, 0], dtype=torch.int32), range(3, -1, -3)]},
         *({"eos": eos} for eos in (2, np.int64(2), torch.tensor(2), {2}, (2, 2), torch.tensor([2]))),
-        {"gamma": np.int8(32), "seed": np.uint8(200)},  # four times gamma would not fit in eight bits
+        # Four times gamma would not fit in eight bits.
+        {"gamma": np.int8(32), "seed": np.uint8(200)},
         {"max_new_tokens": np.int32(5), "batch_size": torch.tensor(1)},
     ],
     ids=str,

@@ -1,4 +1,5 @@
-"""A step can be captured and runs on any device; what it refuses. Which tokens it emits is in test_generate.py.
+"""A step can be captured and runs on any device; what it refuses. Which tokens it emits is in
+test_generate.py.
 
 To be captured, it does nothing on the host, and no shape in it depends on what was sampled.
 """
@@ -21,7 +22,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Study, generate
+from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.request import Request
 from specnb.decoding.step import Batch, State
 from specnb.distributions import Sampling
@@ -65,8 +66,8 @@ def enter_all(batch: Batch, eos: list[int] | None = None) -> None:
 
 @contextmanager
 def batch_without_values(make: Callable[..., PreTrainedModel], rule: Rule = token_verification) -> Iterator[Batch]:
-    """A batch on a device that computes nothing, of tensors that have no contents: reading one is an error, and
-    so is an operation on tensors of two devices."""
+    """A batch on a device that computes nothing, of tensors that have no contents: reading one is
+    an error, and so is an operation on tensors of two devices."""
     target, draft = make(), make(seed=5, layers=1)
     with torch.inference_mode(), FakeTensorMode():
         for module in (*target.modules(), *draft.modules()):
@@ -98,7 +99,7 @@ def test_replaying_the_operations_of_one_step_gives_the_whole_completion(
     for draft, gamma in drafters:
         asked: dict[str, Any] = {**ASKED, "gamma": gamma, "sampling": sampling, "eos": [2]}
         plain = generate(target, PROMPTS, draft, **asked)
-        replayed = generate(target, PROMPTS, draft, **asked, study=Study(batch_class=taped(Batch)))
+        replayed = generate(target, PROMPTS, draft, **asked, hooks=Hooks(batch_class=taped(Batch)))
         assert replayed.tokens == plain.tokens
         assert (replayed.record.draft_tokens == plain.record.draft_tokens).all()
         assert np.allclose(replayed.record.beta, plain.record.beta, rtol=0, atol=1e-12)
@@ -119,7 +120,7 @@ def test_a_tape_shows_what_a_step_does_on_the_host() -> None:
         state_class = Counting
 
     plain, replayed = (
-        generate(TARGET, PROMPTS, near_copy(TARGET, 0.3), gamma=2, **ASKED, study=Study(batch_class=batch_class))
+        generate(TARGET, PROMPTS, near_copy(TARGET, 0.3), gamma=2, **ASKED, hooks=Hooks(batch_class=batch_class))
         for batch_class in (CountingBatch, taped(CountingBatch))
     )
     assert replayed.tokens != plain.tokens
@@ -151,7 +152,8 @@ def test_tensors_without_values_show_a_step_that_waits_or_mixes_devices(rule: Ru
 
 @pytest.mark.parametrize("of_the_user", [False, True])
 def test_a_step_captured_while_warming_up_serves_later_sequences(of_the_user: bool) -> None:
-    """As on a device: captured on a meaningless sequence, replayed on others, with the same caches."""
+    """As on a device: captured on a meaningless sequence, replayed on others, with the same
+    caches."""
 
     class CapturedBatch(Batch):
         def __init__(self, *settings: Any) -> None:
@@ -162,7 +164,7 @@ def test_a_step_captured_while_warming_up_serves_later_sequences(of_the_user: bo
     model = near_copy(TARGET, noise=0.3)
     draft = ModelDrafter(model) if of_the_user else model
     plain = generate(TARGET, PROMPTS, draft, gamma=3, eos=2, **ASKED)
-    captured = generate(TARGET, PROMPTS, draft, gamma=3, eos=2, **ASKED, study=Study(batch_class=CapturedBatch))
+    captured = generate(TARGET, PROMPTS, draft, gamma=3, eos=2, **ASKED, hooks=Hooks(batch_class=CapturedBatch))
     assert captured.tokens == plain.tokens
     assert (captured.record.accepted == plain.record.accepted).all()
     assert np.allclose(captured.record.beta, plain.record.beta, rtol=0, atol=1e-12)
@@ -323,7 +325,8 @@ def test_a_model_that_produces_nan_is_reported(broken: str, sampling: Sampling, 
 @pytest.mark.parametrize("parents", [None, (-1, 0, -1)], ids=["chain", "tree"])
 @pytest.mark.parametrize("position", range(4))
 def test_nan_at_any_position_of_a_step_is_reported(position: int, parents: tuple[int, ...] | None) -> None:
-    """Of one row of three, also after the last draft token and where no draft token was accepted."""
+    """Of one row of three, also after the last draft token and where no draft token was
+    accepted."""
     target = llama(dtype=torch.float64)
 
     def spoil(module: nn.Module, inputs: Any, logits: Tensor) -> Tensor:

@@ -1,4 +1,5 @@
-"""What every drafter keeps: the target's distribution, enumerated and in the loop; rows that do not interact."""
+"""What every drafter keeps: the target's distribution, enumerated and in the loop; rows that do not
+interact."""
 
 from __future__ import annotations
 
@@ -27,14 +28,16 @@ from specnb.rules import Outcome
 
 ALL = CHAINS | HIERARCHICAL | TREES
 IN_THE_LOOP = [*HIERARCHICAL, *TREES, "bandit, stopped", "copy and an attention head", "copy, otherwise another model"]
-"""What cannot be enumerated, and three combinations of which each has a cache; of chains every step is enumerated."""
+"""What cannot be enumerated, and three combinations of which each has a cache; of chains every step
+is enumerated."""
 PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 1))
 ROWS, GAMMA = 1_500, 2
 LEVEL = FALSE_ALARMS / (2 * len(IN_THE_LOOP))
 
 
 class WithStates(Drafter):
-    """`drafter` with hidden states made from the tokens, as there is no target in an enumeration."""
+    """`drafter` with hidden states made from the tokens, as there is no target in an
+    enumeration."""
 
     vocab = VOCAB
 
@@ -75,7 +78,8 @@ def test_the_enumeration_finds_the_planted_bug(name: str) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("name", CHAINS)
 def test_tokens_are_sampled_from_q_with_the_uniforms_given(name: str) -> None:
-    """In rows of different lengths; what stands after a row means nothing. q sums to 1, or to 0 where nothing is."""
+    """In rows of different lengths; what stands after a row means nothing. q sums to 1, or to 0
+    where nothing is."""
     lengths, uniforms = torch.tensor([3, 1, 5]), torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double()
     proposals = []
     for filling in (0, VOCAB - 1):
@@ -97,7 +101,8 @@ def test_tokens_are_sampled_from_q_with_the_uniforms_given(name: str) -> None:
 
 
 class ByHistory(AutoGamma):
-    """Widths that depend on what each row accepted so far: some rows make plain steps while others draft."""
+    """Widths that depend on what each row accepted so far: some rows make plain steps while others
+    draft."""
 
     widths = (0, 3, 1, 2, 0, 0, 5)
 
@@ -158,7 +163,8 @@ def test_the_parts_of_a_drafter_are_told_what_became_of_its_tokens(around: Calla
 def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(
     name: str, auto: bool, in_float64: Callable[[str], Drafter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All together; in two rows, which others take over; and alone. Eager attention has a float32 part."""
+    """All together; in two rows, which others take over; and alone. Eager attention has a float32
+    part."""
     monkeypatch.setattr(step, "AutoGamma", ByHistory)
     target, drafter = llama(dtype=torch.float64), in_float64(name)
     gamma: Any = Auto(costs=range(1, 7)) if auto else gamma_of(drafter)
@@ -169,7 +175,8 @@ def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(
         assert drafted.any()
         assert not drafted.all()
     for batch_size in (2, 1):
-        made = generate(target, PROMPTS * 2, drafter, batch_size=batch_size, **asked)  # it forgets the batch before
+        # It forgets the batch before.
+        made = generate(target, PROMPTS * 2, drafter, batch_size=batch_size, **asked)
         assert made.tokens == together.tokens
         assert np.array_equal(made.record.draft_tokens, together.record.draft_tokens)
         assert np.allclose(made.record.beta, together.record.beta, rtol=0, atol=1e-6)
@@ -177,8 +184,8 @@ def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(
 
 @pytest.mark.parametrize("name", CHAINS | HIERARCHICAL)
 def test_a_row_can_be_drafted_for_up_to_the_last_position(name: str) -> None:
-    """The models have no position after the last token asked for, and the caches no slot after those allocated. Rows
-    need different numbers of steps, so some have ended while others go on."""
+    """The models have no position after the last token asked for, and the caches no slot after
+    those allocated. Rows need different numbers of steps, so some have ended while others go on."""
     target, drafter, prompts = llama(), ALL[name](), torch.arange(16).reshape(8, 2).remainder(VOCAB)
     for gamma in range(1, 7):
         made = generate(target, prompts, drafter, gamma=gamma, max_new_tokens=LIMIT - 2, progress=False)

@@ -1,4 +1,5 @@
-"""Bad arguments of drafters: errors that name what was given and what to do, before anything runs."""
+"""Bad arguments of drafters: errors that name what was given and what to do, before anything
+runs."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ HIDDEN = 16
 
 @torch.no_grad()
 def test_a_later_step_gets_what_a_new_start_would_get() -> None:
-    """Entries that were drafted with the head's own states are computed again with the target's, also of the tokens
-    that a step accepted; and what rejected tokens left behind is not seen."""
+    """Entries that were drafted with the head's own states are computed again with the target's,
+    also of the tokens that a step accepted; and what rejected tokens left behind is not seen."""
     context, own = random_context(14, [1, 4], 2 * WIDTH), some_uniforms(2, 2)
     drafter, fresh = attending(), attending()
     drafter.start(context)
@@ -37,7 +37,8 @@ def test_attention_falls_with_the_distance_in_some_heads_and_sees_nothing_ahead(
 
 @torch.no_grad()
 def test_a_head_of_some_tokens_drafts_those_of_its_own_target() -> None:
-    """With the probabilities that the target's output head gives to them, and none of the others."""
+    """With the probabilities that the target's output head gives to them, and none of the
+    others."""
     drafter, context = attending_some(), random_context(8, [4, 2], 2 * WIDTH)
     drafter.start(context)
     found = drafter.propose(context, some_uniforms(2, 2))

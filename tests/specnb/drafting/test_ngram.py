@@ -38,7 +38,8 @@ def text(length: int = 60, vocab: int = VOCAB, seed: int = 0) -> np.ndarray:
 
 
 def slow_distribution(tokens: list[int], context: tuple[int, ...], order: int, vocab: int) -> list[float]:
-    """Interpolated Kneser-Ney as it is written down: order by order, from dictionaries of sets and counts."""
+    """Interpolated Kneser-Ney as it is written down: order by order, from dictionaries of sets and
+    counts."""
     probs = [1 / vocab] * vocab
     for n in range(1, order + 1):
         recent = context[len(context) - n + 1 :]
@@ -61,7 +62,8 @@ def slow_distribution(tokens: list[int], context: tuple[int, ...], order: int, v
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("seed", range(2))
 def test_distributions_are_those_of_the_slow_dictionary(order: int, seed: int) -> None:
-    """After every context: seen, unseen, and with tokens missing anywhere; in odd texts all tokens occur."""
+    """After every context: seen, unseen, and with tokens missing anywhere; in odd texts all tokens
+    occur."""
     tokens = text(vocab=VOCAB + seed % 2, seed=seed)
     count = (VOCAB + 1) ** (order - 1)
     contexts = np.array(list(product(range(-1, VOCAB), repeat=order - 1)), dtype=np.int64).reshape(count, order - 1)

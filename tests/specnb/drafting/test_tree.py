@@ -1,4 +1,5 @@
-"""The tree drafter: its tokens, its distributions against the model without a cache, and what it leaves out."""
+"""The tree drafter: its tokens, its distributions against the model without a cache, and what it
+leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Draft models with more tokens than the target, with fewer, and with other numbers for them: exact all the same."""
+"""Draft models with more tokens than the target, with fewer, and with other numbers for them: exact
+all the same."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ SHARP = Sampling(0.7, top_k=3, top_p=0.9)
 
 
 class Draft(NamedTuple):
-    """A draft model, the map it needs, and the same in plain words: the target's token of each logit, of each input."""
+    """A draft model, the map it needs, and the same in plain words: the target's token of each
+    logit, of each input."""
 
     model: PreTrainedModel
     tokens: list[int] | None
@@ -42,7 +44,8 @@ class Draft(NamedTuple):
 
 
 def trimmed(tokens: list[int]) -> PreTrainedModel:
-    """A model with all of the target's embeddings and the head's rows of `tokens` only, as VocabTrim makes it."""
+    """A model with all of the target's embeddings and the head's rows of `tokens` only, as
+    VocabTrim makes it."""
     model = llama(VOCAB, dtype=torch.float64)
     head = nn.Linear(8, len(tokens), bias=False, dtype=torch.float64)
     head.weight.data = model.lm_head.weight.data[tokens]
@@ -66,7 +69,8 @@ def chain(draft: Draft, sampling: Sampling = Sampling()) -> ModelDrafter:
 
 @torch.inference_mode()
 def expected(draft: Draft, prefix: tuple[int, ...], sampling: Sampling) -> Tensor:
-    """What the draft samples from after `prefix`: its distribution over the tokens that the target has."""
+    """What the draft samples from after `prefix`: its distribution over the tokens that the target
+    has."""
     own = [draft.of_input.index(token) if token in draft.of_input else 0 for token in prefix]
     logits = draft.model(input_ids=torch.tensor([own]), use_cache=False).logits[0, -1]
     kept = [number for number, token in enumerate(draft.of_logit) if token >= 0]
@@ -123,7 +127,8 @@ def test_q_is_the_draft_s_distribution_restricted_to_the_target_s_tokens(name: s
 
 
 class ReportsUncut(ModelDrafter):
-    """Planted: samples among the target's tokens, and reports what the model gave them of its whole vocabulary."""
+    """Planted: samples among the target's tokens, and reports what the model gave them of its whole
+    vocabulary."""
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         tokens, _ = super().propose(context, uniforms)
@@ -161,7 +166,8 @@ def test_a_target_with_fewer_tokens_than_its_draft_is_never_proposed_others() ->
 
 
 def test_a_map_that_renumbers_a_copy_of_the_target_has_all_its_drafts_accepted() -> None:
-    """The only drafts that all pass are the target's own: input and logits are both mapped, at every step."""
+    """The only drafts that all pass are the target's own: input and logits are both mapped, at
+    every step."""
     target = llama(dtype=torch.float64)
     copied, order = copy.deepcopy(target), [2, 0, 3, 1]
     copied.model.embed_tokens.weight.data = target.model.embed_tokens.weight.data[order].clone()

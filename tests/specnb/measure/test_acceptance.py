@@ -1,4 +1,5 @@
-"""Overlaps along the target's sequences against forward passes without a cache, one prefix at a time."""
+"""Overlaps along the target's sequences against forward passes without a cache, one prefix at a
+time."""
 
 from __future__ import annotations
 

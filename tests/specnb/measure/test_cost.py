@@ -35,10 +35,12 @@ def test_forward_passes_see_the_right_tokens_slots_and_rows(pair: Pair) -> None:
     assert (costs.target.shape, costs.draft.shape, costs.cost_ratio.n) == ((5, 2), (5, 1), 5)
     assert costs.verify_costs[0] == (1.0, 1.0, 1.0, 5)
     assert min(costs.target.min(), costs.draft.min()) > 0
-    caches = [("target", (4, 7), 0, 24)] * 2 + [("draft", (4, 7), 0, 24)]  # the prompt, for each length
+    # The prompt, for each length.
+    caches = [("target", (4, 7), 0, 24)] * 2 + [("draft", (4, 7), 0, 24)]
     assert seen[:3] == caches
     plain, verify, draft = (("target", (4, 1), 7, 24), ("target", (4, 3), 7, 24), ("draft", (4, 1), 7, 24))
-    # Each after what precedes it in a loop: plain after plain, verification after its like and drafts, drafts after it.
+    # Each after what precedes it in a loop: plain after plain, verification after its like and
+    # drafts, drafts after it.
     drafts = [draft] * DRAFT_PASSES
     each = [plain, plain, verify, *drafts, verify, plain, *drafts]
     assert sorted(seen[3:]) == sorted(each * (5 + WARM_UP))

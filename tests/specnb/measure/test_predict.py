@@ -1,4 +1,5 @@
-"""Predictions agree with the closed forms, stay in their ranges, and refuse impossible inputs with a clear message."""
+"""Predictions agree with the closed forms, stay in their ranges, and refuse impossible inputs with
+a clear message."""
 
 import math
 from itertools import combinations, product
@@ -75,7 +76,8 @@ def test_batches_contexts_and_widths_of_weights_count() -> None:
 
 
 def test_a_step_is_draft_passes_a_verification_and_overhead() -> None:
-    assert speed(verify_cost=lambda n: n / 4) == pytest.approx(3 / (5 / 4))  # the draft tokens and the newest one
+    # The draft tokens and the newest one.
+    assert speed(verify_cost=lambda n: n / 4) == pytest.approx(3 / (5 / 4))
     assert speed(verify_cost=lambda n: n / 4, verified=7) == pytest.approx(3 / (8 / 4))
     assert speed(verify_cost=1, cost_ratio=0.2) == pytest.approx(3 / 1.8)
     assert speed(verify_cost=1, cost_ratio=0.2, draft_passes=1) == pytest.approx(3 / 1.2)
@@ -199,7 +201,8 @@ def test_tokens_that_choose_their_experts_independently_read_more_of_them(
     mean = sum(used) / len(used) / chosen
     ends, _ = roofline(tokens, FAST, active=chosen / experts)
     assert ends == pytest.approx((math.sqrt(mean), 1, mean))
-    large, _ = roofline(16, FAST, active=0.1, batch=500)  # reads all experts, with and without drafts
+    # Reads all experts, with and without drafts.
+    large, _ = roofline(16, FAST, active=0.1, batch=500)
     assert large == pytest.approx((1, 1, 1))
 
 

@@ -10,7 +10,7 @@ from tiny import roomy_pair
 
 from specnb.measure import recommend
 from specnb.measure.cost import Costs
-from specnb.measure.recommend import predict, recommend_gamma
+from specnb.measure.recommend import predicted_speedup, recommend_gamma
 from specnb.measure.statistics import Estimate
 from specnb.theory import walltime_improvement
 
@@ -30,14 +30,14 @@ def test_without_noise_the_prediction_is_the_theorem(alpha: float, slope: float)
         return 1 + slope * (n - 1)
 
     for gamma in (1, 4, 8):
-        made = predict(beta, costs(0.1, verify), gamma)
+        made = predicted_speedup(beta, costs(0.1, verify), gamma)
         assert made[:3] == pytest.approx([float(walltime_improvement(alpha, gamma, 0.1, verify))] * 3)
         assert made.n == 80
 
 
 def test_the_interval_covers_rows_that_differ() -> None:
     beta = np.random.default_rng(0).uniform(0.4, 0.9, size=(40, 1)).repeat(20, axis=1)
-    made = predict(beta, costs(0.1, lambda n: 1), 4)
+    made = predicted_speedup(beta, costs(0.1, lambda n: 1), 4)
     assert made.low < made.value < made.high
     assert 0.05 < made.high - made.low < 1
 
@@ -62,7 +62,7 @@ def test_a_gamma_is_recommended_only_if_its_whole_interval_is_above_1(
     monkeypatch.setattr(recommend, "measure_acceptance", lambda *_, **__: overlaps)
     monkeypatch.setattr(recommend, "measure_costs", lambda *_, **__: None)
     monkeypatch.setattr(
-        recommend, "predict", lambda beta, costs, gamma, seed: Estimate(0.9 + gamma / 10, low, 1.5, beta.size)
+        recommend, "predicted_speedup", lambda beta, costs, gamma, seed: Estimate(0.9 + gamma / 10, low, 1.5, beta.size)
     )
     pair: Any = SimpleNamespace(target=None, draft=None)
     assert recommend_gamma(pair, [[1]] * 8, largest=3, progress=False).gamma == gamma
@@ -73,6 +73,6 @@ def test_too_little_to_measure_is_refused() -> None:
         with pytest.raises(ValueError, match="need at least 8, and from 1 to 64"):
             recommend_gamma(None, **{"prompts": [[1]] * 8, **wrong})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="7 rows are too few"):
-        predict(np.full((7, 3), 0.5), costs(0.1, lambda n: 1), 4)
+        predicted_speedup(np.full((7, 3), 0.5), costs(0.1, lambda n: 1), 4)
     with pytest.raises(ValueError, match=r"not over \[11\]"):
-        predict(np.full((8, 3), 0.5), costs(0.1, lambda n: 1), 10)
+        predicted_speedup(np.full((8, 3), 0.5), costs(0.1, lambda n: 1), 10)

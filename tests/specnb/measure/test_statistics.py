@@ -1,4 +1,5 @@
-"""Estimates: intervals that cover, tests that raise as many false alarms as they say, and find what they say."""
+"""Estimates: intervals that cover, tests that raise as many false alarms as they say, and find what
+they say."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ from specnb.measure.statistics import (
 
 
 def fraction_within(hits: int, n: int, low: float, high: float) -> bool:
-    """Whether a fraction seen in simulation can be a chance from `low` to `high`; false once in a million."""
+    """Whether a fraction seen in simulation can be a chance from `low` to `high`; false once in a
+    million."""
     return bool(stats.binomtest(hits, n, float(np.clip(hits / n, low, high))).pvalue > 1e-6)
 
 
@@ -37,7 +39,8 @@ def skewed_distribution(cells: int) -> np.ndarray:
 
 @pytest.mark.parametrize("n", [60, 2000])
 def test_p_values_of_exact_samples_are_uniform(n: int) -> None:
-    """The distribution has cells that expect far less than one count at both sizes, and they are joined."""
+    """The distribution has cells that expect far less than one count at both sizes, and they are
+    joined."""
     probs, samples = skewed_distribution(40), 1500
     counts = np.random.default_rng(0).multinomial(n, probs, size=samples)
     p_values = np.array([goodness_of_fit(row, probs).p_value for row in counts])
@@ -47,7 +50,8 @@ def test_p_values_of_exact_samples_are_uniform(n: int) -> None:
 
 
 def test_false_alarms_at_one_in_a_million_are_as_rare_as_the_docstring_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cells, one of which expects just enough: the exact chance of an alarm, summed over all counts."""
+    """Two cells, one of which expects just enough: the exact chance of an alarm, summed over all
+    counts."""
 
     def exact_rate(expected: float) -> float:
         monkeypatch.setattr(statistics, "MIN_EXPECTED", expected)
@@ -76,7 +80,8 @@ def test_cells_are_joined_from_the_rarest_on_until_they_expect_enough() -> None:
     assert fit.p_value == pytest.approx(stats.chi2.sf(fit.statistic, 2))
     left_over = goodness_of_fit([12, 20, 20, 20, 28], np.full(5, 0.2))  # 20 + 20 | 20 + 20 + 20
     assert left_over.statistic == pytest.approx(64 / 40 + 64 / 60)
-    assert goodness_of_fit([12, 0], [0.5, 0.5]).p_value == 1  # one cell is left: too few counts to tell
+    # One cell is left: too few counts to tell.
+    assert goodness_of_fit([12, 0], [0.5, 0.5]).p_value == 1
     assert goodness_of_fit([600, 399, 1], [0.6, 0.39999, 0.00001]).p_value > 0.5
 
 

@@ -10,7 +10,7 @@ from architectures import KINDS, tiny_model
 from transformers import PreTrainedModel
 
 from specnb import generate, standardise
-from specnb.decoding.generate import Study
+from specnb.decoding.generate import Hooks
 
 PROMPTS = [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
 EXACT = (
@@ -42,7 +42,7 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
         pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
     try:
         made = generate(
-            model, PROMPTS, _near(model), gamma=3, max_new_tokens=6, study=Study(keep_probs=True), progress=False
+            model, PROMPTS, _near(model), gamma=3, max_new_tokens=6, hooks=Hooks(keep_probs=True), progress=False
         )
     except TypeError as refusal:
         if kind in EXACT.split() or type(model).__name__ not in str(refusal):

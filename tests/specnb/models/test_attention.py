@@ -1,4 +1,5 @@
-"""Grouped-query attention without repeated keys and values: the numbers of transformers, and what is left to it."""
+"""Grouped-query attention without repeated keys and values: the numbers of transformers, and what
+is left to it."""
 
 from typing import Any
 

@@ -1,4 +1,5 @@
-"""Caches: cropping equals never having run the tokens, and what cannot be cropped is refused by name."""
+"""Caches: cropping equals never having run the tokens, and what cannot be cropped is refused by
+name."""
 
 from typing import Any
 
@@ -48,7 +49,8 @@ def test_each_row_goes_on_from_where_it_stands_whatever_is_hidden_behind(archite
 @torch.inference_mode()
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_slots_that_no_token_sees_are_not_read_and_change_nothing(architecture: str) -> None:
-    """Before and beyond the first multiple, and in a tree, whose tokens may see slots above their own."""
+    """Before and beyond the first multiple, and in a tree, whose tokens may see slots above their
+    own."""
     few, every = (CachedModel(ARCHITECTURES[architecture](dtype=torch.float64), 200) for _ in range(2))
     every.cache.shortens = False
     branches = torch.zeros(2, LENGTH, 200, dtype=torch.bool)
@@ -63,7 +65,8 @@ def test_slots_that_no_token_sees_are_not_read_and_change_nothing(architecture: 
 @torch.inference_mode()
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_nan_in_a_hidden_slot_is_loud(attention: str) -> None:
-    """A mask cannot hide NaN, since 0 times NaN is NaN; then the whole row is NaN, which the loop reports."""
+    """A mask cannot hide NaN, since 0 times NaN is NaN; then the whole row is NaN, which the loop
+    reports."""
     model = llama()
     model.set_attn_implementation(attention)
     runner = ragged(model)

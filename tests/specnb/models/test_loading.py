@@ -1,4 +1,5 @@
-"""Models of transformers: what `load_pair` and `load_model` load and refuse, and what the loop can run."""
+"""Models of transformers: what `load_pair` and `load_model` load and refuse, and what the loop can
+run."""
 
 import copy
 import json
@@ -184,7 +185,8 @@ REFUSED: list[tuple[Callable[[Path], object], type[Exception], str]] = [
         configured(rope_parameters={"rope_type": "default", "rope_theta": 0.0}),
         ValueError, r"inv_freq that is NaN or infinite; the config\.json",
     ),
-    # Attention takes scores of NaN for masked ones, so NaN in a query projection does not reach the logits.
+    # Attention takes scores of NaN for masked ones, so NaN in a query projection does not reach the
+    # logits.
     (broken("q_proj.weight", NAN), ValueError, r"layers.0.*q_proj.weight that is NaN or infinite; the weights"),
     (broken("down_proj.weight", INF), ValueError, r"layers.0.*down_proj.weight that is NaN or infinite; the weights"),
 ]  # fmt: skip
@@ -423,7 +425,8 @@ def test_models_that_fail_in_the_loop_are_refused_by_name(make: Callable[[], Pre
 
 @torch.inference_mode()
 def test_the_context_ends_where_positions_end_or_change_with_the_batch() -> None:
-    """With longrope a row's own distribution changes as soon as any row of its batch passes the original length."""
+    """With longrope a row's own distribution changes as soon as any row of its batch passes the
+    original length."""
     assert context_limit(llama()) == context_limit(gpt2()) == LIMIT
     factors = {"short_factor": [1.0, 1.0], "long_factor": [4.0, 9.0], "factor": 2.0}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8} | factors

@@ -1,4 +1,5 @@
-"""Packed layers give the numbers of the layers that they replace, by the product that took the least time.
+"""Packed layers give the numbers of the layers that they replace, by the product that took the
+least time.
 
 Nothing here depends on how long a product takes: times are given.
 """
@@ -31,7 +32,8 @@ def layer(inputs: int = 128, outputs: int = 192, bias: bool = True) -> nn.Linear
 
 @pytest.fixture
 def times(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """Seconds of each product for each of `ROWS`, which the test may change; at first the packed one is faster."""
+    """Seconds of each product for each of `ROWS`, which the test may change; at first the packed
+    one is faster."""
     seconds = np.ones((len(PRODUCTS), len(ROWS)))
     seconds[PACKED] = 0.5
     monkeypatch.setattr(packing, "least_seconds", lambda weights, products: np.stack([seconds] * len(weights)))
@@ -112,7 +114,8 @@ def test_a_tie_keeps_the_usual_product() -> None:
 
 
 def test_the_least_time_of_each_product_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that runs while a product works, and stands still otherwise: packed products take 7 ticks, others 9."""
+    """A clock that runs while a product works, and stands still otherwise: packed products take 7
+    ticks, others 9."""
     ticks = [0.0]
 
     def product(duration: float) -> packing.Product:

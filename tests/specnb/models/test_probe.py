@@ -1,4 +1,5 @@
-"""A model that the loop would run wrongly is refused before the first step; one that it runs exactly is not."""
+"""A model that the loop would run wrongly is refused before the first step; one that it runs
+exactly is not."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def no_mask() -> PreTrainedModel:
 
 
 def mask_by_length(window: int = 4, only: int = 0) -> PreTrainedModel:
-    """As GPT-Neo's local layers, whose mask follows from the number of keys, here that of slots that a pass reads."""
+    """As GPT-Neo's local layers, whose mask follows from the number of keys, here that of slots
+    that a pass reads."""
 
     def cut(given: dict[str, Any]) -> None:
         mask = given.get("attention_mask")

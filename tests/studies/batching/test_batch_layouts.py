@@ -1,4 +1,5 @@
-"""Batch layouts: the tokens of the library's loop, the distributions of each row alone, and their sizes."""
+"""Batch layouts: the tokens of the library's loop, the distributions of each row alone, and their
+sizes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,8 @@ def test_every_layout_gives_the_tokens_of_the_library(make: Callable[..., PreTra
     target, draft = pair_of(make)
     asked: list[dict[str, Any]] = [
         {"gamma": 1, "max_new_tokens": 4, "seed": 6, "sampling": Sampling(0.5, top_k=3)},
-        {"gamma": 4, "max_new_tokens": LIMIT - 5, "seed": 7, "rule": exact_match},  # up to the last position
+        # Up to the last position.
+        {"gamma": 4, "max_new_tokens": LIMIT - 5, "seed": 7, "rule": exact_match},
     ]
     for settings in asked:
         expected = loop.generate(target, PROMPTS, draft, progress=False, **settings).tokens
@@ -78,7 +80,8 @@ def test_entries_are_copied_only_where_they_move() -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 @torch.inference_mode()
 def test_the_steps_that_are_timed_are_those_of_the_generation_and_sizes_are_as_computed(name: str) -> None:
-    """After each step the rows hold all their tokens but the newest, also where the record has more rows."""
+    """After each step the rows hold all their tokens but the newest, also where the record has more
+    rows."""
     target, draft = llama(seed=0), llama(seed=1)
     record = plain_generate(target, PROMPTS, draft, gamma=2, max_new_tokens=6, progress=False).record
     for size in (1, 3):

@@ -47,7 +47,8 @@ def test_which_truncations_keep_the_distribution_of_a_row(
     distance = float((completed(emitted, p, gamma + 1) - joint_distribution(p, gamma + 1)).abs().sum() / 2)
     if TRUNCATIONS[truncation]:
         assert distance < EXACT
-    elif (truncation, gamma) != (truncate_as_printed, 1):  # with one draft token nothing is truncated wrongly
+    # With one draft token nothing is truncated wrongly.
+    elif (truncation, gamma) != (truncate_as_printed, 1):
         assert distance > 0.01
 
 

@@ -48,7 +48,8 @@ def test_a_cropped_cache_is_that_of_the_shorter_sequence(architecture: str, take
         for states, viewed, before, expected in zip(layer, view, old, fresh, strict=True):
             torch.testing.assert_close(states, expected, rtol=0, atol=1e-12)
             assert torch.equal(viewed, states)
-            assert viewed.data_ptr() == before.data_ptr()  # a tuple is cropped into views, and stays as it was
+            # a tuple is cropped into views, and stays as it was.
+            assert viewed.data_ptr() == before.data_ptr()
             assert before.shape[-2] == LENGTH
     # It goes on as if the tokens had never been there.
     following = model(input_ids=TOKENS[:, :2], past_key_values=cache).logits[:, -1]

@@ -1,4 +1,5 @@
-"""Encoder-decoder models in the loop: T5, BART and Marian against their own forward passes without caches."""
+"""Encoder-decoder models in the loop: T5, BART and Marian against their own forward passes without
+caches."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from transformers import (
 from unsupported_models import refusing
 
 from specnb.beam import beam_search
-from specnb.decoding.generate import Generation, Study, generate
+from specnb.decoding.generate import Generation, Hooks, generate
 from specnb.distributions import Sampling
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
@@ -84,7 +85,7 @@ def exact(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) 
 
 def refilled(target: PreTrainedModel, draft: Any, **settings: Any) -> Generation:
     """Two rows take four prompts of different lengths in turn."""
-    given: dict[str, Any] = {"gamma": 3, "max_new_tokens": 9, "batch_size": 2, "study": ENCODER_DECODER} | settings
+    given: dict[str, Any] = {"gamma": 3, "max_new_tokens": 9, "batch_size": 2, "hooks": ENCODER_DECODER} | settings
     return generate(target, PROMPTS, draft, progress=False, **given)
 
 
@@ -97,7 +98,7 @@ def near(model: PreTrainedModel, noise: float, sampling: Sampling = Sampling()) 
 def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attention: str) -> None:
     target = MODELS[name]()
     target.set_attn_implementation(attention)
-    made = refilled(target, near(target, 0.05), eos=1, study=replace(ENCODER_DECODER, keep_probs=True))
+    made = refilled(target, near(target, 0.05), eos=1, hooks=replace(ENCODER_DECODER, keep_probs=True))
     assert made.record.accepted.max() == 3
     assert made.probs is not None
     for prompt, tokens, probs in zip(PROMPTS, made.tokens, made.probs, strict=True):
@@ -107,12 +108,13 @@ def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attenti
 
 @pytest.mark.parametrize("draft", ["near", "copies"])
 def test_completions_have_the_target_s_joint_distribution(draft: str) -> None:
-    """Pearson's test of all completions, with refilled rows; it would find a total variation of about 0.05."""
+    """Pearson's test of all completions, with refilled rows; it would find a total variation of
+    about 0.05."""
     target, length, copies = t5(), 3, 3_000
     drafts: dict[str, Any] = {"near": near(target, 0.1), "copies": PromptLookupDrafter(VOCAB)}
     made = generate(
         target, [PROMPTS[1], PROMPTS[2]] * copies, drafts[draft], gamma=2, max_new_tokens=length,
-        batch_size=2 * copies - 600, seed=4, progress=False, study=ENCODER_DECODER,
+        batch_size=2 * copies - 600, seed=4, progress=False, hooks=ENCODER_DECODER,
     )  # fmt: skip
     for at, prompt in enumerate(PROMPTS[1:3]):
         probs = joint_distribution(partial(exact, target, prompt), length)
@@ -123,7 +125,8 @@ def test_completions_have_the_target_s_joint_distribution(draft: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_at_temperature_0_the_tokens_are_those_of_transformers(name: str) -> None:
-    """Greedy and assisted, with the default gamma and with a draft that copies the encoder's input."""
+    """Greedy and assisted, with the default gamma and with a draft that copies the encoder's
+    input."""
     target = MODELS[name]()
     draft = near_copy(target, 0.2)
     greedy: dict[str, Any] = {"sampling": Sampling(temperature=0), "eos": 1}
@@ -170,13 +173,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"compile": True}, "an encoder-decoder is not compiled"),
     ({"target": without_start()}, "has no decoder_start_token_id, with which its decoder begins"),
     ({"target": refusing(t5(5, UMT5ForConditionalGeneration, UMT5Config))}, "is not like T5 or BART"),
-    ({"study": Study()}, "T5ForConditionalGeneration is an encoder-decoder, and only models without an encoder are"),
+    ({"hooks": Hooks()}, "T5ForConditionalGeneration is an encoder-decoder, and only models without an encoder are"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_what_cannot_be_run_is_refused_before_any_model_runs(wrong: dict[str, Any], message: str) -> None:
-    asked = {"target": refusing(t5()), "prompts": [[1]], "max_new_tokens": 4, "study": ENCODER_DECODER} | wrong
+    asked = {"target": refusing(t5()), "prompts": [[1]], "max_new_tokens": 4, "hooks": ENCODER_DECODER} | wrong
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         generate(**asked)
 
@@ -194,9 +197,9 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
     model, prompts = tiny_model(kind), [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
     if model is None:
         pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
-    study = replace(ENCODER_DECODER, keep_probs=True)
+    hooks = replace(ENCODER_DECODER, keep_probs=True)
     try:
-        made = generate(model, prompts, near(model, 0.05), gamma=3, max_new_tokens=6, study=study, progress=False)
+        made = generate(model, prompts, near(model, 0.05), gamma=3, max_new_tokens=6, hooks=hooks, progress=False)
     except TypeError as refusal:
         if kind in ("bart", "blenderbot", "marian", "mbart", "mt5", "pegasus", "t5"):
             raise
@@ -216,6 +219,6 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
 def test_a_draft_may_have_more_or_fewer_tokens_than_the_target(own: int) -> None:
     asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "sampling": Sampling(0), "progress": False}
     drafter = EncoderDecoderDrafter(t5(own), Sampling(0), vocab=VOCAB)
-    made = generate(t5(), PROMPTS, drafter, study=ENCODER_DECODER, **asked)
-    assert made.tokens == generate(t5(), PROMPTS, None, study=ENCODER_DECODER, **asked).tokens
+    made = generate(t5(), PROMPTS, drafter, hooks=ENCODER_DECODER, **asked)
+    assert made.tokens == generate(t5(), PROMPTS, None, hooks=ENCODER_DECODER, **asked).tokens
     assert made.record.draft_tokens.max() < VOCAB

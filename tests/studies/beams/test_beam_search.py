@@ -1,4 +1,5 @@
-"""Beam search on distributions with exact scores: states of plain Python for every tree; planted bugs are found."""
+"""Beam search on distributions with exact scores: states of plain Python for every tree; planted
+bugs are found."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ def searched(log_p: DyadicLogProbs, chosen: BeamSettings) -> list[Beams]:
         rows = log_p([path for _, path in running]).tolist()
         made = [(score + x, (*path, token)) for (score, path), row in zip(running, rows, strict=True)
                 for token, x in enumerate(row)]  # fmt: skip
-        made.sort(key=lambda one: -one[0])  # a stable sort: the higher beam and the lower token first
+        # a stable sort: the higher beam and the lower token first.
+        made.sort(key=lambda one: -one[0])
         ends = [length == chosen.max_new_tokens or path[-1] in chosen.eos for _, path in made]
         if not (chosen.early_stopping is True and len(finished) == chosen.width):
             for (score, path), end in list(zip(made, ends, strict=True))[: chosen.width]:

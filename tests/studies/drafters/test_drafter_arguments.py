@@ -1,4 +1,5 @@
-"""Drafters of studies: bad arguments are errors that name what was given; the suffix automaton counts."""
+"""Drafters of studies: bad arguments are errors that name what was given; the suffix automaton
+counts."""
 
 from __future__ import annotations
 

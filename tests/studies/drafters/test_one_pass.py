@@ -1,4 +1,5 @@
-"""Drafting and verification in one pass of the target: lookahead decoding and PaSS; and Medusa's inexact rule."""
+"""Drafting and verification in one pass of the target: lookahead decoding and PaSS; and Medusa's
+inexact rule."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ def with_vectors(target: PreTrainedModel) -> PreTrainedModel:
 
 
 def asked(drafter: Drafter, **more: Any) -> dict[str, Any]:
-    return {"gamma": len(drafter.parents or ()), "progress": False, "study": ONE_PASS} | more
+    return {"gamma": len(drafter.parents or ()), "progress": False, "hooks": ONE_PASS} | more
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -54,7 +55,7 @@ def test_at_temperature_0_the_tokens_are_the_target_s_own(name: str, architectur
 @pytest.mark.parametrize("name", NAMES)
 def test_the_loop_has_the_target_s_distribution(name: str) -> None:
     drafter = made(name)
-    more = {"gamma": len(drafter.parents), "study": ONE_PASS}
+    more = {"gamma": len(drafter.parents), "hooks": ONE_PASS}
     found = refilled(with_vectors(eager("llama")), drafter, 1_500, seed=8, eos=1, **more)
     assert completions_p_value(found, "llama", 1) > FALSE_ALARMS / 4
     assert found.record.accepted.any()
@@ -71,7 +72,8 @@ def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(name: str) -> None:
 
 
 class SecondStep(Drafter):
-    """What `drafter` proposes in the step after one whose pass ended with the token before the newest."""
+    """What `drafter` proposes in the step after one whose pass ended with the token before the
+    newest."""
 
     vocab = VOCAB
 
@@ -92,7 +94,8 @@ class SecondStep(Drafter):
 
 @torch.inference_mode()
 def test_a_step_of_pass_has_the_target_s_joint_distribution() -> None:
-    """The drafter is enumerated after a pass of the real batch; q is that of a pass over the text and the vectors."""
+    """The drafter is enumerated after a pass of the real batch; q is that of a pass over the text
+    and the vectors."""
     target, (p, _) = with_vectors(llama(dtype=torch.float64)), distribution_pair("dense", VOCAB, 0)
     prefix = (3, 1, 2, 3, 1)
     second = SecondStep(target, PassDrafter(VOCAB, COUNT))
@@ -137,7 +140,7 @@ def test_vectors_of_another_target_and_other_drafters_are_refused() -> None:
     with pytest.raises(ValueError, match="give gamma=2, or 0"):
         generate(llama(), [[1]], PassDrafter(VOCAB, 2), gamma=3, max_new_tokens=4)
     with pytest.raises(TypeError, match="needs a OnePassDrafter and gamma > 0, and the drafter is NoneType"):
-        generate(llama(), [[1]], None, max_new_tokens=4, study=ONE_PASS)
+        generate(llama(), [[1]], None, max_new_tokens=4, hooks=ONE_PASS)
 
 
 def test_typical_acceptance_changes_the_distribution() -> None:

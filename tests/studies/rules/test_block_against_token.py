@@ -26,7 +26,8 @@ def test_fewer_steps_make_a_rule_faster_and_longer_ones_slower() -> None:
     assert (row.token_per_step, row.block_per_step) == (2, 3)
     assert (row.tokens_ratio, row.step_ratio, row.speed_ratio) == (1.5, 0.5, 0.75)
     assert (row.token_ms, row.block_ms, row.prompts, row.sequences, row.calls) == (500, 1000, 8, 16, 16)
-    lines.loc[lines.measured.eq("timed") & (lines.prompt < 4), [*RULES]] *= 10  # slows both calls of a pair
+    # Slows both calls of a pair.
+    lines.loc[lines.measured.eq("timed") & (lines.prompt < 4), [*RULES]] *= 10
     lines.loc[lines.measured.eq("counted") & (lines.prompt == 3), "token"] *= 2
     row = estimates(lines).iloc[0]
     assert row.step_ratio_low == row.step_ratio == row.step_ratio_high == 0.5

@@ -1,4 +1,5 @@
-"""Rules whose exactness is disputed: which are exact, how far the others are off, and planted bugs."""
+"""Rules whose exactness is disputed: which are exact, how far the others are off, and planted
+bugs."""
 
 from __future__ import annotations
 
@@ -13,14 +14,17 @@ from specnb.enumeration import Drafts, completed, expected_accepted, joint_distr
 from specnb.rules import PlannedRule, block_verification, recursive_rejection
 from specnb.trees import TokenTree
 from studies.rules import best_draft as module
-from studies.rules.best_draft import best_path_block, chosen_path
-from studies.rules.hierarchical import (
+from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
+from studies.rules.published_rules import (
+    best_path_block,
+    chosen_path,
     hierarchical_verification,
     hierarchical_verification_code,
     hierarchical_verification_file,
+    spechub,
+    spechub_code,
+    with_shortcut,
 )
-from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
-from studies.rules.spechub import spechub, spechub_code, with_shortcut
 
 P, Q = torch.tensor([0.05, 0.35, 0.2, 0.4]).double(), torch.tensor([0.4, 0.3, 0.2, 0.1]).double()
 THIRDS = torch.tensor([1, 2]).double() / 3

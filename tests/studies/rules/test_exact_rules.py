@@ -1,4 +1,5 @@
-"""Rules of studies, as those of specnb are tested: exact by multiplication, carried out so; planted bugs are found."""
+"""Rules of studies, as those of specnb are tested: exact by multiplication, carried out so; planted
+bugs are found."""
 
 from __future__ import annotations
 
@@ -27,10 +28,17 @@ from specnb.distributions import overlap, residual
 from specnb.enumeration import count_distribution, draft_trees, step_distribution
 from specnb.rules import PlannedRule, Rule
 from specnb.trees import chain, independent_children, top_children
-from studies.rules.best_draft import best_path_block
-from studies.rules.hierarchical import hierarchical_verification
-from studies.rules.selection import AtEachNode, division_factor, k_sequential, k_sequential_tree
-from studies.rules.spechub import hub_children, spechub, spechub_tree
+from studies.rules.published_rules import (
+    AtEachNode,
+    best_path_block,
+    division_factor,
+    hierarchical_verification,
+    hub_children,
+    k_sequential,
+    k_sequential_tree,
+    spechub,
+    spechub_tree,
+)
 
 TREE, WIDE, TWO = (-1, -1, 0, 0), (-1, -1, -1), (-1, -1, 0, 1)
 EXACT = {

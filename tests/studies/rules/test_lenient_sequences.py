@@ -1,4 +1,5 @@
-"""The probability that the lenient rule gives to whole sequences, by formula and by enumerated steps."""
+"""The probability that the lenient rule gives to whole sequences, by formula and by enumerated
+steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The optimum: linear programs against closed forms, proofs by duality, and block verification's optimality."""
+"""The optimum: linear programs against closed forms, proofs by duality, and block verification's
+optimality."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ every_kind = pytest.mark.parametrize("kind", PAIRS)
 
 
 def smallest_cut(p: Tensor, q: Tensor, k: int) -> float:
-    """The optimum for k independent samples in closed form (Hu et al.): min over token sets S of p(S) + 1 - q(S)^k."""
+    """The optimum for k independent samples in closed form (Hu et al.): min over token sets S of
+    p(S) + 1 - q(S)^k."""
     sets = [list(s) for size in range(len(p) + 1) for s in combinations(range(len(p)), size)]
     return min(float(p[s].sum()) + 1 - float(q[s].sum()) ** k for s in sets)
 
@@ -90,7 +92,8 @@ def test_chains_of_one_token_are_a_selection(kind: str) -> None:
 
 
 def test_trees() -> None:
-    """Chains are the trees that they make; of a fixed tree each node is accepted with its probability."""
+    """Chains are the trees that they make; of a fixed tree each node is accepted with its
+    probability."""
     p, q = distribution_pair("dense", vocab=2)
     trees = drafted_trees(draft_trees((-1, -1, 0, 1), q, independent_children), (-1, -1, 0, 1))
     assert optimal_tree(p, trees, 2).value == pytest.approx(optimal_chains(p, q, 2, 2).value, abs=1e-9)
@@ -117,7 +120,8 @@ def test_drafts_of_the_same_tokens_count_together_and_no_token_is_none() -> None
 def test_a_solution_that_is_off_does_not_prove_the_optimum(
     what: str, equal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The duality gap, violations of a dual constraint, and primal violations at their prices all count."""
+    """The duality gap, violations of a dual constraint, and primal violations at their prices all
+    count."""
     p, q = distribution_pair("dense", vocab=3)
 
     def shifted(*args: Any, **kwargs: Any) -> OptimizeResult:

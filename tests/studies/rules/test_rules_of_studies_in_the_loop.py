@@ -7,9 +7,7 @@ from implementation_distribution import FALSE_ALARMS
 from rule_checks import Loop, require_a_static_step, require_the_joint_distribution
 
 from specnb.trees import independent_children
-from studies.rules.best_draft import best_path_block
-from studies.rules.selection import k_sequential_tree
-from studies.rules.spechub import hub_children, spechub_tree
+from studies.rules.published_rules import best_path_block, hub_children, k_sequential_tree, spechub_tree
 
 LOOPS = {
     "k-sequential": Loop(k_sequential_tree, (-1, -1, -1, 0), independent_children),

@@ -1,4 +1,5 @@
-"""Rules of studies are refused for the ways to sample children for which the enumeration finds them wrong."""
+"""Rules of studies are refused for the ways to sample children for which the enumeration finds them
+wrong."""
 
 from __future__ import annotations
 
@@ -10,9 +11,7 @@ from specnb.decoding.generate import generate
 from specnb.drafting.model import TreeDrafter
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.trees import SCHEMES, Scheme
-from studies.rules.best_draft import best_path_block
-from studies.rules.selection import k_sequential_tree
-from studies.rules.spechub import hub_children, spechub_tree
+from studies.rules.published_rules import best_path_block, hub_children, k_sequential_tree, spechub_tree
 
 RULES = (best_path_block, k_sequential_tree, spechub_tree)
 

@@ -12,7 +12,8 @@ from studies.rules.tree_shape import best_tree
 
 
 def accepted(parents: Sequence[int], rates: Sequence[float]) -> float:
-    """The expected number of accepted draft tokens: over nodes, the product of the rates on their paths."""
+    """The expected number of accepted draft tokens: over nodes, the product of the rates on their
+    paths."""
     reached: list[float] = []
     for node, parent in enumerate(parents):
         rank = list(parents[:node]).count(parent)

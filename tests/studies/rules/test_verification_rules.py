@@ -1,4 +1,5 @@
-"""The table of verification rules: exact rules stay below the optimum, the others are named; and its families.
+"""The table of verification rules: exact rules stay below the optimum, the others are named; and
+its families.
 
 `test_committed` computes a part of the table again.
 """

@@ -1,4 +1,5 @@
-"""The study of a GPU, on the simulated one: every kind of item runs; plain decoding is as fast as itself."""
+"""The study of a GPU, on the simulated one: every kind of item runs; plain decoding is as fast as
+itself."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ def pair() -> Pair:
 
 
 def speeds_of(step: list[float], tokens: list[float], active: list[float]) -> Speeds:
-    """gamma = 3, whose steps take `step` seconds and give each active row `tokens`; a plain step takes 1 second."""
+    """gamma = 3, whose steps take `step` seconds and give each active row `tokens`; a plain step
+    takes 1 second."""
     repetitions = len(step)
     seconds = np.zeros((repetitions, 2, len(PARTS)))
     seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, np.array(step) / (np.array(tokens) * active)
@@ -59,7 +60,8 @@ def test_waiting_rows_slow_a_batch_down() -> None:
 def test_neither_a_slow_moment_nor_a_lucky_prompt_decides() -> None:
     """Steps of 2 seconds, one of them held up, that give 2, 2, 4 and 4 tokens."""
     speeds = speeds_of([2.0, 20.0, 2.0, 2.0], [2.0, 2.0, 4.0, 4.0], [1.0] * 4)
-    assert speeds.tokens(3) == pytest.approx(8 / 3)  # equally long sequences took 1/2, 1/2, 1/4 and 1/4 steps a token
+    # Equally long sequences took 1/2, 1/2, 1/4 and 1/4 steps a token.
+    assert speeds.tokens(3) == pytest.approx(8 / 3)
     found = speeds.improvement(3)
     assert found.value == pytest.approx((8 / 3) / 2)
     assert found.low < found.value < found.high

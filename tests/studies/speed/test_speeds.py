@@ -1,4 +1,5 @@
-"""Speeds: what is counted, and that plain decoding is compared with itself. Times are not asserted."""
+"""Speeds: what is counted, and that plain decoding is compared with itself. Times are not
+asserted."""
 
 from __future__ import annotations
 

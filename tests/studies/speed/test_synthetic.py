@@ -44,7 +44,8 @@ def test_at_temperature_0_the_draft_is_right_or_wrong_and_right_as_often_as_aske
 
 
 def test_a_pair_keeps_its_weights_from_version_to_version() -> None:
-    """What was measured with a seed is about this pair: a sum over its weights, to what sums differ by on machines."""
+    """What was measured with a seed is about this pair: a sum over its weights, to what sums differ
+    by on machines."""
 
     def sums(pair: Pair) -> list[Tensor]:
         return [

@@ -1,4 +1,5 @@
-"""Training for acceptance: the objectives, what the students learn from, and the table, on tiny models."""
+"""Training for acceptance: the objectives, what the students learn from, and the table, on tiny
+models."""
 
 import numpy as np
 import pytest

@@ -61,8 +61,8 @@ def with_random_weights(pair: Pair) -> dict[str, Student]:
 @torch.no_grad()
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> None:
-    """In steps whose newest token is at `newest`. The uniforms are chosen so that the drafter samples the sequence's
-    own tokens."""
+    """In steps whose newest token is at `newest`. The uniforms are chosen so that the drafter
+    samples the sequence's own tokens."""
     student = with_random_weights(pair)[name]
     assert isinstance(student, Attention | Recurrent | Parallel)
     drafter = DRAFTERS[name](pair.target, student.head)
@@ -102,7 +102,8 @@ def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None
     states, log_p = features(pair.target, tokens)
     q = torch.softmax(student(tokens, states)[0].logits, dim=-1)
     found = float(loss_of(student, tokens, states, log_p, torch.tensor(1.0)))
-    assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)  # the loss is in bfloat16
+    # The loss is in bfloat16.
+    assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)
 
 
 @torch.no_grad()

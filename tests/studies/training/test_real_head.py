@@ -1,4 +1,5 @@
-"""The head of the real model, on a tiny target: prompts, samples, what it learns from, and where it begins."""
+"""The head of the real model, on a tiny target: prompts, samples, what it learns from, and where it
+begins."""
 
 from __future__ import annotations
 

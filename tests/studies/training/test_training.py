@@ -1,4 +1,5 @@
-"""Training: what is learned from, that every weight is, an interruption that changes nothing, and the pair's README."""
+"""Training: what is learned from, that every weight is, an interruption that changes nothing, and
+the pair's README."""
 
 import json
 from collections.abc import Iterator

@@ -1,10 +1,13 @@
-"""Adapters: tokens of other engines for the audit, without torch or transformers in the engine's environment.
+"""Adapters: tokens of other engines for the audit, without torch or transformers in the engine's
+environment.
 
-Each module is for one engine; `gguf` writes a Llama model as a GGUF file, and `vllm_mended` is vLLM's build for CPUs
-without its known error. An adapter imports its engine inside its functions, so that importing it needs nothing but
-Python's standard library, which is all that is imported here, too.
+Each module is for one engine; `gguf` writes a Llama model as a GGUF file, and `vllm_mended` is
+vLLM's build for CPUs without its known error. An adapter imports its engine inside its functions,
+so that importing it needs nothing but Python's standard library, which is all that is imported
+here, too.
 
-    python -m audit_studies.engines.adapters openvino --target TARGET --draft DRAFT --prompts prompts.jsonl --out FILE
+    python -m audit_studies.engines.adapters openvino --target TARGET --draft DRAFT --prompts
+    prompts.jsonl --out FILE
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ from specnb_audit.cli.settings import Request, Settings
 
 @dataclass(frozen=True)
 class Models:
-    """Folders of the target and of the draft model, and a `cache` folder for files converted from them."""
+    """Folders of the target and of the draft model, and a `cache` folder for files converted from
+    them."""
 
     target: Path
     draft: Path | None = None

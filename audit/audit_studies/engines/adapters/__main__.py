@@ -1,9 +1,12 @@
-"""Collects tokens from an engine; run with the Python of the engine's environment, and the package on PYTHONPATH.
+"""Collects tokens from an engine; run with the Python of the engine's environment, and the package
+on PYTHONPATH.
 
-    python -m audit_studies.engines.adapters openvino --target TARGET --draft DRAFT --prompts prompts.jsonl --out FILE
-    python -m audit_studies.engines.adapters openvino ... --speculation draft --temperature 0.7 --top-k 40
+    python -m audit_studies.engines.adapters openvino --target TARGET --draft DRAFT --prompts
+    prompts.jsonl --out FILE python -m audit_studies.engines.adapters openvino ... --speculation
+    draft --temperature 0.7 --top-k 40
 
-Started again with the same arguments it continues the file. Exit status 2, with one line on stderr, for what cannot be.
+Started again with the same arguments it continues the file. Exit status 2, with one line on stderr,
+for what cannot be.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ def adapter(engine: str) -> Adapter:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Appends to the file of tokens what it lacks. Raises `ValueError` for what the engine has no adapter for."""
+    """Appends to the file of tokens what it lacks. Raises `ValueError` for what the engine has no
+    adapter for."""
     settings, engine = settings_of(options), adapter(options.engine)
     if settings.speculation not in engine.SUPPORTED:
         kinds = ", ".join(engine.SUPPORTED)

@@ -1,7 +1,8 @@
 """A Llama model of transformers as a GGUF file, written with the package `gguf`, without torch.
 
-Two differences matter. llama.cpp rotates neighbouring components of queries and keys, transformers the two halves of a
-head, so the rows of both projections are reordered. And an output matrix tied to the embedding is left out.
+Two differences matter. llama.cpp rotates neighbouring components of queries and keys, transformers
+the two halves of a head, so the rows of both projections are reordered. And an output matrix tied
+to the embedding is left out.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def interleaved(weight: Any, heads: int) -> Any:
 
 
 def safetensors(file: Path) -> Iterator[tuple[str, Any]]:
-    """Name and float32 values of every tensor in a safetensors file, bfloat16 included, which numpy lacks."""
+    """Name and float32 values of every tensor in a safetensors file, bfloat16 included, which numpy
+    lacks."""
     import numpy as np
 
     content = file.read_bytes()
@@ -69,9 +71,11 @@ def safetensors(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def write_gguf(model: Path, out: Path, kind: str = "f32") -> Path:
-    """Writes the model in folder `model` to the GGUF file `out`, matrices as `f32` or `f16`; returns `out`.
+    """Writes the model in folder `model` to the GGUF file `out`, matrices as `f32` or `f16`;
+    returns `out`.
 
-    Raises `ValueError` for another architecture than Llama, `KeyError` for weights that Llama does not have.
+    Raises `ValueError` for another architecture than Llama, `KeyError` for weights that Llama does
+    not have.
     """
     import numpy as np
     from gguf import GGUFWriter

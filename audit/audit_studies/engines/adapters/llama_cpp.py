@@ -1,7 +1,9 @@
-"""llama.cpp: its own server in this process, through the package xllamacpp, with a draft model, n-grams, or neither.
+"""llama.cpp: its own server in this process, through the package xllamacpp, with a draft model,
+n-grams, or neither.
 
-Requests name the filters in llama.cpp's own order, the temperature last (`llama.cpp` in `ENGINE_ORDERS` of
-`specnb_audit.setting_names`). In the order of transformers, temperature first, top-p keeps other tokens.
+Requests name the filters in llama.cpp's own order, the temperature last (`llama.cpp` in
+`ENGINE_ORDERS` of `specnb_audit.setting_names`). In the order of transformers, temperature first,
+top-p keeps other tokens.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ FILTERS = ("top_k", "top_p", "temperature")
 
 
 def convert(model: Path, out: Path) -> Path:
-    """Writes the model in folder `model` as the float32 GGUF file `out` and returns it; an existing one is kept."""
+    """Writes the model in folder `model` as the float32 GGUF file `out` and returns it; an existing
+    one is kept."""
     return out if out.exists() else write_gguf(model, out, "f32")
 
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
-    """The tokens that continue the prompt of each request; requests run side by side in the server's slots."""
+    """The tokens that continue the prompt of each request; requests run side by side in the
+    server's slots."""
     target = convert(models.target, models.cache / "llama_cpp" / "target.gguf")
     drafts = settings.speculation in ("draft", "probabilistic")
     draft = convert(models.require_draft(), models.cache / "llama_cpp" / "draft.gguf") if drafts else None
@@ -40,8 +44,8 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
 
 
 def default_dtype(_target: str) -> str:
-    """The name of the dtype of attention and of the key-value cache unless llama.cpp is told one; weights keep that of
-    their file, which is float32 here."""
+    """The name of the dtype of attention and of the key-value cache unless llama.cpp is told one;
+    weights keep that of their file, which is float32 here."""
     return "float16"
 
 

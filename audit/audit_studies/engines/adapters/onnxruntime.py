@@ -1,8 +1,10 @@
-"""ONNX Runtime GenAI: a draft model, n-grams, or neither, one prompt a call, which is all that its speculation takes.
+"""ONNX Runtime GenAI: a draft model, n-grams, or neither, one prompt a call, which is all that its
+speculation takes.
 
-Its own model builder converts the models; for that its environment has torch and transformers. Completions end at the
-end token: the generator has no setting to go on after it, and an empty list of end tokens in the configuration is not
-obeyed. The sequence is returned without that token, so it is added here.
+Its own model builder converts the models; for that its environment has torch and transformers.
+Completions end at the end token: the generator has no setting to go on after it, and an empty list
+of end tokens in the configuration is not obeyed. The sequence is returned without that token, so it
+is added here.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ CONFIG = "genai_config.json"
 
 
 def convert(model: Path, out: Path) -> Path:
-    """Writes the model in folder `model` in float32 to folder `out` and returns it; an existing one is kept."""
+    """Writes the model in folder `model` in float32 to folder `out` and returns it; an existing one
+    is kept."""
     if not (out / "model.onnx").exists():
         options = {"-i": model, "-o": out, "-p": "fp32", "-e": "cpu", "-c": out / "cache"}
         words = [str(word) for option in options.items() for word in option]
@@ -59,7 +62,8 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
 
 
 def composite(folder: Path, draft: bool) -> Path:
-    """Writes to `folder` a configuration of the model in its folder target, and of that in draft; returns `folder`.
+    """Writes to `folder` a configuration of the model in its folder target, and of that in draft;
+    returns `folder`.
 
     The release refuses paths with "..", so the configuration lies above the models.
     """
@@ -74,7 +78,8 @@ def composite(folder: Path, draft: bool) -> Path:
 
 
 def search_options(request: Request, settings: Settings) -> dict[str, Any]:
-    """The options of one generation; filters that are off are given as off, because top-k is 50 by default.
+    """The options of one generation; filters that are off are given as off, because top-k is 50 by
+    default.
 
     >>> search_options(Request([0, 5], 7), Settings(temperature=0.7))["max_length"]
     66

@@ -1,7 +1,8 @@
 """OpenVINO GenAI: continuous batching with a draft model, prompt lookup, or neither.
 
-The models are converted through a GGUF file, which OpenVINO GenAI reads itself, so that neither torch nor optimum is
-needed; a draft model cannot be given as GGUF, so the converted model is stored and both are loaded from there.
+The models are converted through a GGUF file, which OpenVINO GenAI reads itself, so that neither
+torch nor optimum is needed; a draft model cannot be given as GGUF, so the converted model is stored
+and both are loaded from there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PACKAGE = "openvino-genai"
 SUPPORTED = ("none", "draft", "lookup")
 BATCH = 16
 NGRAM = 3  # longest n-gram that prompt lookup compares
-FLOAT32: dict[str, Any] = {  # with one thread; in bfloat16, release 2026.4.1 dies of a division by zero with one thread
+# With one thread; in bfloat16, release 2026.4.1 dies of a division by zero with one thread.
+FLOAT32: dict[str, Any] = {
     "INFERENCE_PRECISION_HINT": "f32",
     "KV_CACHE_PRECISION": "f32",
     "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
@@ -27,7 +29,8 @@ FLOAT32: dict[str, Any] = {  # with one thread; in bfloat16, release 2026.4.1 di
 
 
 def convert(model: Path, out: Path) -> Path:
-    """Writes the model in folder `model` as OpenVINO IR to folder `out` and returns it; an existing one is kept."""
+    """Writes the model in folder `model` as OpenVINO IR to folder `out` and returns it; an existing
+    one is kept."""
     import openvino_genai
 
     if not (out / "openvino_model.bin").exists():
@@ -40,9 +43,11 @@ def convert(model: Path, out: Path) -> Path:
 
 
 def default_dtype(_target: str) -> str:
-    """The name of the dtype that OpenVINO computes in on this processor unless it is told one; no model changes it.
+    """The name of the dtype that OpenVINO computes in on this processor unless it is told one; no
+    model changes it.
 
-    The key-value cache has a precision of its own, in `KV_CACHE_PRECISION`, which may have fewer bits.
+    The key-value cache has a precision of its own, in `KV_CACHE_PRECISION`, which may have fewer
+    bits.
     """
     import openvino
 
@@ -51,7 +56,8 @@ def default_dtype(_target: str) -> str:
 
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
-    """The tokens that continue the prompt of each request. Rows of a batch have seeds of their own."""
+    """The tokens that continue the prompt of each request. Rows of a batch have seeds of their
+    own."""
     import numpy as np
     import openvino
     import openvino_genai as genai

@@ -1,4 +1,5 @@
-"""transformers' own `generate`: assisted generation with a draft model, prompt lookup, or plain sampling."""
+"""transformers' own `generate`: assisted generation with a draft model, prompt lookup, or plain
+sampling."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ SUPPORTED = ("none", "draft", "lookup")
 
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
-    """The tokens that continue the prompt of each request, one request a call: assisted generation has no batches."""
+    """The tokens that continue the prompt of each request, one request a call: assisted generation
+    has no batches."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -35,7 +37,8 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
         draft = loaded(models.require_draft())
         draft.generation_config.num_assistant_tokens = settings.gamma
         draft.generation_config.num_assistant_tokens_schedule = "constant"
-        draft.generation_config.assistant_confidence_threshold = 0.0  # stopping early would discard sampled tokens
+        # Stopping early would discard sampled tokens.
+        draft.generation_config.assistant_confidence_threshold = 0.0
         arguments["assistant_model"] = draft
     elif settings.speculation == "lookup":
         arguments["prompt_lookup_num_tokens"] = settings.gamma
@@ -47,7 +50,8 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
 
 
 def default_dtype(target: str) -> str:
-    """The name of the dtype under `dtype="auto"`, transformers' default from version 5 on: that of the model's file."""
+    """The name of the dtype under `dtype="auto"`, transformers' default from version 5 on: that of
+    the model's file."""
     from transformers import AutoConfig
 
     return str(AutoConfig.from_pretrained(target, trust_remote_code=False).dtype).removeprefix("torch.")

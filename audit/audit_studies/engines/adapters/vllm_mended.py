@@ -1,7 +1,8 @@
-"""vLLM's build for CPUs with `expand_batch_to_tokens` mended: what is left of its error (vllm-project/vllm#55005)?
+"""vLLM's build for CPUs with `expand_batch_to_tokens` mended: what is left of its error
+(vllm-project/vllm#55005)?
 
-The released function returns uninitialised memory for temperature, top-k and top-p of draft tokens. This one repeats
-each row's value for its draft tokens, as its own documentation says.
+The released function returns uninitialised memory for temperature, top-k and top-p of draft tokens.
+This one repeats each row's value for its draft tokens, as its own documentation says.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
 
 
 def expanded(values: Any, ends: Any, count: int, replace_from: Any = 0, replace_to: Any = 0) -> Any:
-    """`values` `(rows,)` repeated for the draft tokens of each row, `(count,)`, where row i's end before `ends[i]`.
+    """`values` `(rows,)` repeated for the draft tokens of each row, `(count,)`, where row i's end
+    before `ends[i]`.
 
     A value equal to `replace_from` becomes `replace_to`.
     """

@@ -34,7 +34,8 @@ def test_the_table_is_of_the_committed_tokens() -> None:
 
 
 def test_every_rejected_row_has_a_control_that_was_not_or_has_its_fault() -> None:
-    """ONNX Runtime GenAI is rejected without speculation too: `audit/data/findings/onnxruntime-genai-top-p.md`."""
+    """ONNX Runtime GenAI is rejected without speculation too:
+    `audit/data/findings/onnxruntime-genai-top-p.md`."""
     of_the_engine = {"onnxruntime-none-t07-p09", "onnxruntime-draft-t07-p09"}
     rejected = set(TABLE.index[TABLE.verdict == "rejected"])
     assert of_the_engine <= rejected
@@ -47,7 +48,8 @@ def test_every_rejected_row_has_a_control_that_was_not_or_has_its_fault() -> Non
 
 
 def test_the_order_of_filters_is_the_engine_s_where_it_matters() -> None:
-    """Temperature 0.7 and top-p 0.9: llama.cpp has the temperature last, so that top-p keeps more tokens."""
+    """Temperature 0.7 and top-p 0.9: llama.cpp has the temperature last, so that top-p keeps more
+    tokens."""
     logits = torch.tensor([3.0, 2.0, 1.5])
     first, last = (ROWS[name].sampling for name in ("openvino-none-t07-p09", "llamacpp-none-t07-p09"))
     assert (claimed_probs(logits, first) > 0).tolist() == [True, True, False]
@@ -64,13 +66,15 @@ def test_the_prompts_are_the_committed_ones() -> None:
 
 
 def test_certain_draft_tokens_that_the_target_excludes() -> None:
-    """p and q are one-hot and differ: the rule emits a token that the target excludes at its position."""
+    """p and q are one-hot and differ: the rule emits a token that the target excludes at its
+    position."""
     p, q = torch.eye(3)[[1, 2]], torch.eye(3)[[0]]
     assert openvino_rule.step(p, q, [0], False, torch.Generator().manual_seed(0)) == [0, 2]
 
 
 def kept_by_the_loop(logits: list[float], temperature: float, top_p: float) -> int:
-    """How many tokens are kept: groups of 16, 64, 256 tokens, in none of which the search stops at the last token."""
+    """How many tokens are kept: groups of 16, 64, 256 tokens, in none of which the search stops at
+    the last token."""
     vocab, largest = len(logits), max(logits)
     weights = sorted((math.exp((logit - largest) / temperature) for logit in logits), reverse=True)
     done, group, so_far = 0, min(16, vocab), 0.0

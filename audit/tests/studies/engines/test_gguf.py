@@ -1,4 +1,5 @@
-"""GGUF files: a Llama written to one comes back with its logits; what is wrong with a file is said."""
+"""GGUF files: a Llama written to one comes back with its logits; what is wrong with a file is
+said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The studies of the audit's power on small samples: what each test finds, and what their tables count."""
+"""The studies of the audit's power on small samples: what each test finds, and what their tables
+count."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -141,7 +142,8 @@ def test_steps_of_an_exact_sampler_have_the_target_s_distribution_at_every_posit
     for column in blocks.T:
         counts = torch.bincount(column[column >= 0], minlength=3)
         assert goodness_of_fit(counts.numpy(), P.numpy()).p_value > 1e-6
-    assert ((blocks[:, 1:] >= 0) <= (blocks[:, :-1] >= 0)).all()  # nothing stands behind the last token
+    # Nothing stands behind the last token.
+    assert ((blocks[:, 1:] >= 0) <= (blocks[:, :-1] >= 0)).all()
     argmax = emitted(KNOWN_BUGS["always-argmax"], P, Q, 1, 100, np.random.default_rng(0))[:, 0]
     assert argmax.unique().tolist() == [0]
 
@@ -185,7 +187,8 @@ def test_exact_samplers_stay_below_what_ville_allows_and_others_do_not() -> None
 
 
 def test_a_token_that_rounding_keeps_is_explained_by_numerics_as_large() -> None:
-    """One of three tokens is kept by the engine only; its logit is 0.1 below the weakest that the audit keeps."""
+    """One of three tokens is kept by the engine only; its logit is 0.1 below the weakest that the
+    audit keeps."""
     sampling, logits = Sampling(top_k=2), torch.tensor([[0.2, 0.1, 0.0]]).expand(100, 3)
     p = torch.tensor([[0.6, 0.4, 0.0]]).expand(100, 3)
     row = replace(engine_of(1, 100).rows[0], tokens=[0] * 100, p=p, q=p, raw=None)
@@ -200,7 +203,8 @@ def test_engines_without_speculation_are_audited_in_parts() -> None:
     """Those whose sampler is known to be wrong are left out; the last part may be shorter."""
     assert {*false_alarms.NOT_EXACT} < {*engines.rows()}
     assert not {*false_alarms.NOT_EXACT, "vllm-draft-t1"} & {*false_alarms.controls()}
-    found = false_alarms.measure("llamacpp-none-t0", audits=2, tokens=1300)  # 32 completions of at most 64 tokens
+    # 32 completions of at most 64 tokens.
+    found = false_alarms.measure("llamacpp-none-t0", audits=2, tokens=1300)
     assert found.tokens.iloc[0] > found.tokens.iloc[1] > 0
     sequences = read_tokens(engines.rows()["llamacpp-none-t0"].file)
     assert found.tokens.sum() == sum(len(one.tokens) for one in sequences)

@@ -1,4 +1,5 @@
-"""Each test's p-value is uniform under an exact sampler; what each finds is in test_audit_power.py."""
+"""Each test's p-value is uniform under an exact sampler; what each finds is in
+test_audit_power.py."""
 
 from collections.abc import Callable
 
