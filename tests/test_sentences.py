@@ -80,7 +80,8 @@ def _sentences() -> Iterator[tuple[str, str]]:
     beams = _table("beam_speeds")
     (faster,) = beams[beams.measured_low > 1].itertuples()
     assert (len(beams), faster.u / faster.w) == (5, 2)
-    yield "06", f"one was faster than plain beam search, {faster.measured:.2f} times: a small tree with $u=2w$"
+    speed = f"{faster.measured:.2f} [{faster.measured_low:.2f}, {faster.measured_high:.2f}]"
+    yield "06", f"only one was shown to be faster than plain beam search, {speed} times: a small tree with $u=2w$"
     longest = _table("07_texts").query("l == 0.5 and tokens == 40")["from the target's texts"].item().split(" (")[0]
     half = Estimate(**_stored("07", "lenience-diversity", "half_from_lenient"))  # type: ignore[arg-type]
     lenient = str(half).split(" (")[0]
@@ -98,7 +99,9 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "08", "No rule for trees was faster than the best rule for a chain"
     timed = _table("block_against_token").set_index("temperature")
     assert list(timed.speed_ratio_low > 1) == list(timed.index == 1)
-    yield "08", f"timed apart, is {timed.speed_ratio[1] - 1:.0%} faster than token verification at temperature 1"
+    low, high = 100 * timed.loc[1, ["speed_ratio_low", "speed_ratio_high"]] - 100
+    speed = f"{timed.speed_ratio[1] - 1:.0%} [{low:.0f}, {high:.0f}]"
+    yield "08", f"timed apart, is {speed} faster than token verification at temperature 1"
     lengths = _table("adaptive_lengths").set_index("rule")
     ends = ["over_best", "over_best_low", "over_best_high"]
     egag, auto, most = (
@@ -131,12 +134,15 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "11", f"gives {pair.tokens_per_step:.2f} tokens and, by the passes, costs {cost:.2f} plain"
     chosen = timed.loc["graph", "smollm2", "chat", :, 1, "copies auto, graph"].speed_up.min()
     yield "11", f"(`auto`) lost up to {1 - chosen:.2f} on chat"
-    yield "11", f"every row pays for the widest, {timed.speed_up['graph', '6b', '', 1, 16, 'model auto, graph']:.2f}: "
+    yield "11", f"a draft model `auto` reached {timed.speed_up['graph', '6b', '', 1, 16, 'model auto, graph']:.2f}, "
     eager = timed.loc["call", :, :, :, 1, "plain, eager"].speed_up
     large, real = eager["6b"].item(), eager["smollm2"]
     yield "11", f"{large:.2f} of the time of an eager one with 6 billion weights, and {real.max():.2f} with 135 million"
     assert f"{real.min():.2f}" == f"{real.max():.2f}"
-    yield "11", f"takes {large:.2f} of the time of an eager one, replayed speculation is {six[1][:4]} times as fast"
+    yield (
+        "11",
+        f"takes {large:.2f} of the time of an eager one. With acceptance set to 0.8, replayed speculation is {six[1][:4]}",
+    )
     expected = timed.predicted["call", "6b", "", 1, 1, "model 4, graph"]
     yield "11", f"The prediction for the large target, {expected:.2f}, is too high"
     off = timed[timed.predicted.notna()].query("way.str.startswith('copies')").eval("predicted / speed_up - 1")
@@ -169,7 +175,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "13", f"Of the {len(chosen)} intervals, eager and compiled, {above} lie above 0.97 entirely and {below} below"
     at_ridge = [float(best_improvement(alpha, 0.05, lambda n: (1 + np.asarray(n)) / 2)) for alpha in (0.7, 0.8)]
     assert at_ridge[0] < 1.1
-    yield "14", f"gains less than a tenth below an acceptance of 0.7, and {at_ridge[1] - 1:.0%} at 0.8"
+    yield "14", f"gains less than a tenth if acceptance is below 0.7, and {at_ridge[1] - 1:.0%} at 0.8"
     known = _table("14_reference").query("reference == 'same drafter' and target == 'dense'").set_index("predictor")
     without, row, repeated = known["median error"][["predict without it", "predict with it", "its speed-up"]]
     said = f"lowers the median error from {without:.0%} to {row:.0%}; that row's own speed-up, repeated, has "

@@ -1,5 +1,5 @@
-"""Known bugs of speculative beam search: wrong rules for following the drafted tree, and wrong inputs
-of the model that evaluates it.
+"""Known bugs of speculative beam search: wrong rules for following the drafted tree, and wrong
+inputs of the model that evaluates it.
 
 The reference is the search without drafts, which is compared with transformers on its own.
 """

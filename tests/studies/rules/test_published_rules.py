@@ -13,7 +13,7 @@ from torch import Tensor
 from specnb.enumeration import Drafts, completed, expected_accepted, joint_distribution, step_distribution
 from specnb.rules import PlannedRule, block_verification, recursive_rejection
 from specnb.trees import TokenTree
-from studies.rules import best_draft as module
+from studies.rules import published_rules as module
 from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
 from studies.rules.published_rules import (
     best_path_block,
