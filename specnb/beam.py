@@ -41,6 +41,7 @@ from specnb.distributions import Sampling
 from specnb.drafting.choice import as_drafter
 from specnb.drafting.model import ModelDrafter
 from specnb.models.cached_model import CachedModel
+from specnb.models.known import one_at_a_time
 from specnb.models.probe import require_agreement
 from specnb.models.support import vocabulary
 from specnb.models.token_map import TokenMap
@@ -379,6 +380,7 @@ class BeamSearch:
 
 
 @named_settings
+@one_at_a_time
 def beam_search(
     target: PreTrainedModel,
     prompt: Sequence[int],

@@ -19,7 +19,7 @@ LIMITS = {folder: int(lines.replace(",", "")) for folder, lines in ROW.findall((
 
 def prose(source: str) -> set[int]:
     """The lines of `source` that are only a comment, or part of a docstring."""
-    lines = set()
+    lines: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             lines.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))

@@ -139,10 +139,8 @@ def _sentences() -> Iterator[tuple[str, str]]:
     large, real = eager["6b"].item(), eager["smollm2"]
     yield "11", f"{large:.2f} of the time of an eager one with 6 billion weights, and {real.max():.2f} with 135 million"
     assert f"{real.min():.2f}" == f"{real.max():.2f}"
-    yield (
-        "11",
-        f"takes {large:.2f} of the time of an eager one. With acceptance set to 0.8, replayed speculation is {six[1][:4]}",
-    )
+    told = "With acceptance set to 0.8, replayed speculation is"
+    yield "11", f"takes {large:.2f} of the time of an eager one. {told} {six[1][:4]}"
     expected = timed.predicted["call", "6b", "", 1, 1, "model 4, graph"]
     yield "11", f"The prediction for the large target, {expected:.2f}, is too high"
     off = timed[timed.predicted.notna()].query("way.str.startswith('copies')").eval("predicted / speed_up - 1")

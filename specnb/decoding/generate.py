@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.auto_gamma import Auto
-from specnb.decoding.given_tokens import Tokens, as_list, named_settings, padding_token, token_lists
+from specnb.decoding.given_tokens import Tokens, as_list, named_settings, padding_tokens, token_lists
 from specnb.decoding.record import StepRecord, StepTimer, merge_rows
 from specnb.decoding.request import Request, require_memory
 from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
@@ -27,9 +27,11 @@ from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
 from specnb.drafting.choice import Draft, as_drafter
 from specnb.models.compilation import Captured, Compiled
+from specnb.models.known import known_of, one_at_a_time
 from specnb.rules import Rule
 
 COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own weights
+COMPILED = "compiled"  # whether code was compiled for a model as it is
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Generation:
 
 
 @named_settings
+@one_at_a_time
 @torch.inference_mode()
 def generate(
     target: PreTrainedModel,
@@ -129,8 +132,9 @@ def generate(
     compile     True compiles the parts of a step first: half a minute or more for a new number of
                 rows, gamma or length (in steps of 128), some seconds for another sampling, rule or
                 drafter. The last bits of the logits change. The last eight settings stay in memory
-                until `forget_compiled`. On a CUDA device the step is also captured as a graph;
-                "graph" does only that, with the same tokens as the plain step
+                until `forget_compiled`, or until a model is changed. On a CUDA device the step is
+                also captured as a graph; "graph" does only that, with the same tokens as the plain
+                step
     progress    show a progress bar after 3 seconds
     hooks       what is recorded or replaced to study the loop: times, distributions, numbers of the
                 prompts, the step
@@ -157,7 +161,7 @@ def generate(
     numbers: Any = () if hooks.rows is None else hooks.rows
     make = hooks.batch_class or Batch
     request = make.request_class(
-        target, token_lists(prompts, padding_token(target)), drafter, gamma=gamma, max_new_tokens=max_new_tokens,
+        target, token_lists(prompts, padding_tokens(target)), drafter, gamma=gamma, max_new_tokens=max_new_tokens,
         sampling=sampling, rule=rule, eos=as_list(eos), seed=seed, batch_size=batch_size, compile=compile,
         numbers=numbers, keep_probs=hooks.keep_probs, one_width=hooks.batch_class is not None,
     )  # fmt: skip
@@ -211,9 +215,11 @@ _kept: OrderedDict[tuple[Any, ...], Batch] = OrderedDict()
 
 def _compiled(request: Request, draft: Draft, make: type[Batch], in_parts: bool, progress: bool) -> Batch:
     """A batch whose parts are compiled or captured. It is kept, because compiled code belongs to
-    its tensors."""
+    its tensors, for as long as its models are not changed."""
     sizes = (request.rows, request.gamma, request.slots, len(request.eos))
-    key = (make, request.target, draft, request.sampling, request.rule, request.auto, sizes, request.compile, in_parts)
+    settings = (_key(draft), request.sampling, _key(request.rule), request.auto, request.compile, in_parts)
+    key = (make, request.target, *settings, sizes)
+    _forget_changed(_models(request))
     if key not in _kept:
         batch = _made(request, make)
         if request.compile is True:
@@ -226,6 +232,32 @@ def _compiled(request: Request, draft: Draft, make: type[Batch], in_parts: bool,
             _kept.popitem(last=False)
     _kept.move_to_end(key)
     return _kept[key]
+
+
+def _models(of: Request | Batch) -> list[PreTrainedModel]:
+    target = of.target if isinstance(of, Request) else of.runner.model
+    draft = None if of.drafter is None else of.drafter.draft_model
+    return [target] if draft is None else [target, draft]
+
+
+def _forget_changed(models: list[PreTrainedModel]) -> None:
+    """Forgets the batches of those `models` that were changed since something was compiled for
+    them."""
+    for model in models:
+        if not (known := known_of(model)).get(COMPILED):
+            for key in [key for key, batch in _kept.items() if any(model is each for each in _models(batch))]:
+                del _kept[key]
+            known[COMPILED] = True
+
+
+def _key(part: Any) -> Any:
+    """`part`, a drafter or a rule, or its number if it cannot be a key, as a plain dataclass
+    cannot."""
+    try:
+        hash(part)
+    except TypeError:
+        return id(part)
+    return part
 
 
 def _compile(batch: Batch) -> None:

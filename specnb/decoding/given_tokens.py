@@ -29,12 +29,13 @@ ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", 
 }
 
 
-def token_lists(prompts: Any, padding: int | None = None) -> list[list[int]]:
+def token_lists(prompts: Any, padding: Collection[int] = ()) -> list[list[int]]:
     """`prompts`, lists, arrays or tensors of tokens, as lists; of a tokenizer's output, those that
     its mask leaves.
 
-    Raises `TypeError` for anything else, `ValueError` for a prompt longer than `LONGEST`, and for a
-    tensor or an array in which some rows, but not all, begin or end with the token `padding`.
+    Raises `TypeError` for anything else, `ValueError` for a prompt longer than `LONGEST`, and where
+    some prompts, but not all, begin or end with a token of `padding`: in a tensor or an array, and
+    in equally long lists with two or more of it.
 
     >>> token_lists(torch.tensor([[1, 2]]))
     [[1, 2]]
@@ -42,14 +43,17 @@ def token_lists(prompts: Any, padding: int | None = None) -> list[list[int]]:
     [[1], [2, 3]]
     """
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
-        return _unpadded(token_lists(prompts["input_ids"]), prompts.get("attention_mask"))
+        if (mask := prompts.get("attention_mask")) is None:
+            return token_lists(prompts["input_ids"], padding)
+        return _unpadded(token_lists(prompts["input_ids"]), mask)
     if isinstance(prompts, str | Mapping) or _size(prompts) is None:
         raise TypeError(
             f"prompts is {shown(prompts)}; it must be a list of prompts, each a list of tokens: [pair.encode(text)]"
         )
     lists = [_token_list(number, prompt) for number, prompt in enumerate(prompts)]
-    if hasattr(prompts, "shape") and padding is not None:
-        _require_no_padding(lists, padding)
+    if len({len(tokens) for tokens in lists}) == 1:
+        for token in padding:
+            _require_no_padding(lists, token, least=1 if hasattr(prompts, "shape") else 2)
     return lists
 
 
@@ -77,7 +81,7 @@ def _size(values: Any) -> int | None:
 
 
 def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:
-    kept = [[1] * len(tokens) for tokens in lists] if mask is None else token_lists(mask)
+    kept = token_lists(torch.as_tensor(mask).long() if hasattr(mask, "dtype") else mask)  # it may be boolean
     if list(map(len, kept)) != list(map(len, lists)):
         raise ValueError(
             "input_ids and attention_mask of the prompts differ in shape; give both from one tokenizer call"
@@ -85,22 +89,28 @@ def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:
     return [[token for token, keep in zip(*pair, strict=True) if keep] for pair in zip(lists, kept, strict=True)]
 
 
-def _require_no_padding(lists: list[list[int]], padding: int) -> None:
+def _require_no_padding(lists: list[list[int]], padding: int, least: int) -> None:
     """A model would read the padding of rows that a tokenizer has made equally long, as if it were
     text."""
-    for end in (0, -1):
-        padded = [number for number, tokens in enumerate(lists) if tokens and tokens[end] == padding]
+    for end, some in (("begins", slice(least)), ("ends", slice(-least, None))):
+        padded = [number for number, tokens in enumerate(lists) if tokens[some] == [padding] * least]
         if 0 < len(padded) < len(lists):
             raise ValueError(
-                f"prompt {padded[0]} {'ends' if end else 'begins'} with the padding token {padding}, which the model "
+                f"prompt {padded[0]} {end} with the padding token {padding}, which the model "
                 "would read; give what the tokenizer returned, with its attention_mask, or lists without padding"
             )
 
 
-def padding_token(model: Any) -> int | None:
-    """The token that pads the prompts of `model`, if its configuration names one."""
-    config = model.config.get_text_config() if isinstance(model, PreTrainedModel) else None
-    return getattr(config, "pad_token_id", None)
+def padding_tokens(model: Any) -> set[int]:
+    """The token that pads the prompts of `model`; where its configuration names none, those that
+    tokenizers take instead, which end a text."""
+    if not isinstance(model, PreTrainedModel):
+        return set()
+    named = model.config.get_text_config()
+    for given in (getattr(named, "pad_token_id", None), getattr(model.generation_config, "pad_token_id", None)):
+        if given is not None:
+            return set(as_list(given))
+    return set(as_list(getattr(named, "eos_token_id", None)))
 
 
 def as_list(eos: Any) -> list[int]:

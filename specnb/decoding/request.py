@@ -198,6 +198,8 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     require_whole_head(target)
     if target.device.type == "meta":
         raise ValueError("the target is on the device meta, where it has no weights; load it on another")
+    if target.device.type in ("mps", "xpu"):  # without float64, or without a copy to the host that does not wait
+        raise ValueError(f"the target is on {target.device}; the loop runs on cpu and cuda: move it, target.to('cpu')")
     if drafter is None:
         return
     _require_drafter(drafter)

@@ -106,7 +106,8 @@ def require_no_nan(status: Sequence[int]) -> None:
     if IMPROPER in status:
         raise ValueError(
             "a drafter proposed a token outside the vocabulary, or a q that is no distribution: q must be 0 or more "
-            "everywhere and sum to 1 for each draft token, and to 0 where the token is -1; see Drafter.propose"
+            "everywhere, above 0 at the draft token, and sum to 1 for each, and to 0 where the token is -1; see "
+            "Drafter.propose"
         )
     if NAN in status:
         raise FloatingPointError(

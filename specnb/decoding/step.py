@@ -405,6 +405,8 @@ class Batch:
         known = draft_tokens.clamp(-1, self.vocab - 1)
         proposed = (draft_tokens >= 0).to(q.dtype)
         wrong = ((q.sum(dim=-1) - proposed).abs() > TOLERANCE) | (q.amin(dim=-1) < 0) | (known != draft_tokens)
+        # A token whose q is 0 was not sampled from q, and a rule would accept it with certainty.
+        wrong |= (known >= 0) & (q.gather(-1, known.clamp_min(0)[..., None])[..., 0] == 0)
         self.state.improper |= wrong.any(dim=1) & (self.state.remaining > IDLE)
         return known
 

@@ -309,3 +309,13 @@ def require_equal_vocabularies(first: Drafter, second: Drafter) -> None:
             f"{type(first).__name__} has {first.vocab} tokens and {type(second).__name__} {second.vocab}; drafters "
             "that are combined propose the target's tokens: make both with vocab=..., which ModelDrafter takes, too"
         )
+
+
+def require_own_batch(drafter: Any, sizes: tuple[Any, ...]) -> None:
+    """Raises `ValueError` if a capturable drafter, whose cache a graph may hold, needs one of other
+    `sizes`."""
+    if drafter.allocated and drafter.capturable:
+        raise ValueError(
+            f"a graph may hold the cache of this capturable drafter, of {drafter.allocated[:2]} rows and slots; make "
+            f"another drafter for {sizes[:2]}"
+        )

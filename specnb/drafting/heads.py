@@ -27,7 +27,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import ChainDrafter, Context, Proposal
+from specnb.drafting.base import ChainDrafter, Context, Proposal, require_own_batch
 from specnb.models.cache import RaggedCache, decoder_config
 from specnb.models.checkpoints import write_checksums
 from specnb.models.compilation import Compiled
@@ -352,6 +352,7 @@ class AttentionDrafter(HeadDrafter):
             sizes = (*tokens.shape, self.head.scale.dtype, self.head.scale.device)
             # Kept for later batches, since compiled functions belong to its tensors.
             if self.allocated != sizes:
+                require_own_batch(self, sizes)
                 self.allocated, self.cache, self.draft = sizes, RaggedCache(1, tokens.shape[1]), self._draft()
             self.cache.clear()
         else:
@@ -397,7 +398,8 @@ def shipped_head(target: PreTrainedModel) -> Any:
 
     Raises `ValueError` for a target for which none ships.
     """
-    if target not in _of_targets:
+    head = _of_targets.get(target)
+    if head is None or (head.scale.dtype, head.scale.device) != (target.dtype, target.device):
         head = load_head(SHIPPED, target.dtype).to(target.device)
         try:
             require_head(target, head, AttentionHead)

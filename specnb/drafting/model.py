@@ -20,7 +20,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import ChainDrafter, Context, Proposal, require_equal_vocabularies, require_part
+from specnb.drafting.base import (
+    ChainDrafter,
+    Context,
+    Proposal,
+    require_equal_vocabularies,
+    require_own_batch,
+    require_part,
+)
 from specnb.drafting.seen import LEAST, SeenTokens
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.compilation import Compiled
@@ -92,11 +99,7 @@ class ModelDrafter(ChainDrafter):
             sizes = (*tokens.shape, self.model.dtype, self.model.device)
             # The cache is kept for later batches: compiled functions belong to it.
             if self.allocated != sizes:
-                if self.allocated and self.capturable:
-                    raise ValueError(
-                        f"a graph may hold the cache of this capturable drafter, of {self.allocated[:2]} rows and "
-                        f"slots; make another drafter for {sizes[:2]}"
-                    )
+                require_own_batch(self, sizes)
                 self.allocated = sizes
                 self.allocate(tokens.shape[1])
             self.runner.clear()

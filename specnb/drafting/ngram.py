@@ -197,7 +197,7 @@ class PromptLookupDrafter(ChainDrafter):
         offsets = torch.arange(width, device=tokens.device)
         copied = tokens.gather(1, places[:, None] + offsets % (lengths - places)[:, None])
         proposed = offsets < most[:, None]
-        q = torch.zeros(*copied.shape, self.vocab, device=tokens.device)
+        q = torch.zeros(*copied.shape, self.vocab, device=tokens.device, dtype=torch.float32)
         return Proposal(copied.where(proposed, -1), q.scatter_(2, copied[..., None], proposed[..., None].float()))
 
     def matched(self, context: Context) -> Ints | None:
@@ -223,12 +223,12 @@ class PromptLookupDrafter(ChainDrafter):
         tokens, lengths = context.tokens, context.lengths
         if self.choose == "recent":
             places, matched = self.matches(context)
-            q = torch.zeros(len(tokens), self.vocab, device=tokens.device)
+            q = torch.zeros(len(tokens), self.vocab, device=tokens.device, dtype=torch.float32)
             return q.scatter_(1, tokens.gather(1, places[:, None]), (matched > 0).float()[:, None])
         lengths_of_all = match_lengths(tokens, lengths, self.longest)
         best = lengths_of_all.amax(dim=1, keepdim=True)
         chosen = (lengths_of_all == best) & (lengths_of_all >= self.shortest)
-        counts = torch.zeros(len(tokens), self.vocab, device=tokens.device)
+        counts = torch.zeros(len(tokens), self.vocab, device=tokens.device, dtype=torch.float32)
         return copied(counts.scatter_add_(1, tokens, chosen.float()), self.choose == "proportional")
 
 
@@ -300,7 +300,8 @@ class UniformDrafter(ChainDrafter):
         self.vocab = vocab
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        return torch.full((len(context.lengths), self.vocab), 1 / self.vocab, device=context.lengths.device)
+        shape, device = (len(context.lengths), self.vocab), context.lengths.device
+        return torch.full(shape, 1 / self.vocab, device=device, dtype=torch.float32)
 
 
 def whole_tokens(name: str, tokens: Any) -> Ints:

@@ -92,8 +92,10 @@ def measure_acceptance(
     for draft in drafts.values():
         if isinstance(draft, PreTrainedModel):
             require_supported(draft)
-        else:
+        elif isinstance(draft, NgramModel):
             require_same_vocabulary(target, type(draft).__name__, draft.vocab)
+        else:
+            raise TypeError(f"a draft is a {type(draft).__name__}; it must be a model or an NgramModel")
     sequences: list[list[int]] = []
     entropy: list[Tensor] = []
     found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in drafts}

@@ -22,7 +22,8 @@ CALLS_BEFORE_CAPTURE = 3
 
 
 class Compiled:
-    """A function of tensors that is compiled once for each combination of their shapes and strides.
+    """A function of tensors that is compiled once for each combination of their shapes, strides and
+    dtypes.
 
     Compiled code is also cached on disk. Everything else that the function reads must not change:
     weights of models become constants, and nothing is checked. It may change tensors in place, but
@@ -40,7 +41,7 @@ class Compiled:
         self.ready: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, *tensors: Tensor) -> Any:
-        layout = tuple((tensor.shape, tensor.stride()) for tensor in tensors[self.growing :])
+        layout = tuple((tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors[self.growing :])
         if layout not in self.ready:
             on_host = all(tensor.device.type == "cpu" for tensor in tensors)
             if self.growing and on_host:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,6 +35,7 @@ LEAST, ROUNDS, SECONDS = 3, 9, 0.3
 # processor.
 BUSY = 2.0
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
+SAMPLED = 16  # values of a weight by which a change is noticed that it does not tell of
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
 packed_linear = torch.ops.mkldnn._linear_pointwise.default
 
@@ -45,10 +46,14 @@ class PackedLinear(nn.Linear):
 
     Products round differently, so in float32 the last bits of a result depend on the number of
     rows, as they do in `torch.nn.Linear`. A layer that is copied, or moved to another dtype or
-    device, uses the usual product again.
+    device, uses the usual product again, and so does one whose weight was changed or replaced. What
+    is assigned to `weight.data` is no change that the weight tells of: `generate` looks for it and
+    calls `renew_if_changed` (`specnb.models.known`).
     """
 
     products: list[Product]
+    chosen: list[int]
+    of: tuple[Tensor, int, bytes]
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -56,13 +61,28 @@ class PackedLinear(nn.Linear):
         self.weight, self.bias, self.products = layer.weight, layer.bias, []
 
     def forward(self, input: Tensor) -> Tensor:
-        products = self.products
+        products, weight = self.products, self.weight
         # The compiler finds the fastest layout of a weight as saved, and a copy would give the
         # weight no gradient.
         if torch.compiler.is_compiling() or not products or torch.is_grad_enabled():
-            return linear(input, self.weight, self.bias)
+            return linear(input, weight, self.bias)
+        if weight is not self.of[0] or version(weight) != self.of[1]:
+            return linear(input, weight, self.bias)
         rows = input.numel() // self.in_features
         return products[rows - 1 if rows < len(products) else -1](input)
+
+    def use(self, chosen: list[int]) -> None:
+        """From now on uses the products `chosen` for 1, 2, ... rows, with copies of the weight as
+        it is."""
+        made = {at: self.product(at) for at in set(chosen)}
+        self.products, self.chosen = [made[at] for at in chosen], chosen
+        self.of = self.weight, version(self.weight), some_values([self.weight])
+
+    @torch.no_grad()
+    def renew_if_changed(self) -> None:
+        """Makes the products again if they are of other values of the weight."""
+        if self.products and some_values([self.weight]) != self.of[2]:
+            self.use(self.chosen)
 
     def product(self, at: int) -> Product:
         """One of the four products, with the copy that it needs."""
@@ -90,7 +110,7 @@ class PackedLinear(nn.Linear):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"products": []}
+        return self.__dict__ | {"products": [], "of": ()}
 
 
 @torch.no_grad()
@@ -100,8 +120,8 @@ def pack(model: Module) -> Module:
 
     Passes over eight layers of each shape are timed for 0.3 seconds, or three times if that takes
     longer. A layer keeps up to two copies of its weight. Nothing changes on other devices, in other
-    dtypes than float32 and bfloat16, without oneDNN, and where memory is short. Pack again after
-    weights were changed, or with another number of threads.
+    dtypes than float32 and bfloat16, without oneDNN, and where memory is short. Pack again with
+    another number of threads.
 
     >>> pack(nn.Linear(8, 8))
     Linear(in_features=8, out_features=8, bias=True)
@@ -124,11 +144,32 @@ def pack(model: Module) -> Module:
     del products
     shapes = [layer.weight.shape for layer in timed]
     for name, layer in made.items():
-        chosen = fastest(seconds[[shape == layer.weight.shape for shape in shapes]].sum(axis=0))
-        own = {at: layer.product(at) for at in set(chosen)}
-        layer.products = [own[at] for at in chosen]
+        layer.use(fastest(seconds[[shape == layer.weight.shape for shape in shapes]].sum(axis=0)))
         model.set_submodule(name, layer)
     return model
+
+
+def version(tensor: Tensor) -> int:
+    """How often `tensor` was changed in place; 0 for one that does not count it."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def some_values(tensors: Iterable[Tensor]) -> bytes:
+    """`SAMPLED` values of each tensor at least, or all: for comparison with a later time.
+
+    >>> some_values([torch.zeros(3, 3)]) == some_values([torch.zeros(9)])
+    True
+    """
+    parts = []
+    for tensor in (one.detach() for one in tensors):
+        if tensor.is_contiguous():
+            parts.append(tensor.view(-1)[:: max(1, tensor.numel() // SAMPLED)])
+        else:
+            few = tuple(slice(None, None, max(1, size // 4)) for size in tensor.shape)
+            parts.append(tensor[few].flatten())
+    if len({part.device for part in parts}) > 1:
+        parts = [part.cpu() for part in parts]
+    return torch.cat(parts).double().cpu().numpy().tobytes() if parts else b""
 
 
 def _sample(layers: list[PackedLinear]) -> list[PackedLinear]:

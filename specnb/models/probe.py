@@ -5,7 +5,7 @@ slots by a mask. A model may compute a mask from the length of the cache, count 
 way, or leave the mask out; it would be decoded from wrong distributions without an error. So a few
 tokens are run through the loop's cache, slots and mask, in pieces and in rows of different lengths,
 and compared with forward passes of the model alone. A model that differs is refused. The result is
-kept with the model.
+kept for as long as the model is not changed (`specnb.models.known`).
 
 A draft model needs no probe: whatever distribution a token was sampled from, the rule makes it
 exact.
@@ -16,8 +16,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from transformers import PreTrainedModel
 from specnb.distributions import total_variation
 from specnb.models.cache import SEEN_MULTIPLE, decoder_config, free_memory
 from specnb.models.cached_model import CachedModel, prefill
+from specnb.models.known import known_of, one_at_a_time
 from specnb.models.support import context_limit, require_supported, sliding_window, vocabulary
 from specnb.trees import TokenTree
 
@@ -38,8 +38,6 @@ prompts."""
 LOWEST, ROUNDINGS = 1e-4, 16
 """A mean total variation up to `LOWEST` is rounding; in 16 bits, where a copy in float32 has no
 room, up to so many times the precision of the dtype."""
-
-_agreed: WeakKeyDictionary[PreTrainedModel, dict[tuple[Any, ...], list[int]]] = WeakKeyDictionary()
 
 
 class Difference(NamedTuple):
@@ -61,9 +59,9 @@ def require_agreement(model: PreTrainedModel, slots: int, tree: bool = False) ->
     >>> require_agreement(model, slots=20)
     """
     slots = max(slots, 2 ** (min(slots, LARGEST_ROUNDED) - 1).bit_length())
+    known = known_of(model)
     for kind in KINDS if tree else ("chain",):
-        key = (kind, model.dtype, model.device, model.config._attn_implementation)
-        agreed = _agreed.setdefault(model, {}).setdefault(key, [])
+        agreed = known.setdefault(kind, [])
         if slots in agreed:
             continue
         if not agreed or not _as_with(model, slots, agreed[0], kind):
@@ -73,6 +71,7 @@ def require_agreement(model: PreTrainedModel, slots: int, tree: bool = False) ->
         agreed.append(slots)
 
 
+@one_at_a_time
 def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, Difference]:
     """Prints whether `model` can be decoded exactly; returns the difference found for a chain and
     for a tree.
@@ -90,6 +89,7 @@ def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, D
     tree: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
     """
     require_supported(model)
+    known_of(model)  # packs again what was changed
     slots = slots or min(512, context_limit(model) or 512)
     dtype, attention = str(model.dtype).removeprefix("torch."), model.config._attn_implementation
     print(f"{type(model).__name__}, {dtype}, {attention} attention, rows of {slots} slots")
@@ -129,6 +129,8 @@ def rounding(dtype: torch.dtype) -> float:
 
 
 def _copy_fits(model: PreTrainedModel) -> bool:
+    if getattr(model, "is_quantized", False):
+        return False  # has no copy in float32
     return bool(2 * model.num_parameters() * torch.float32.itemsize < free_memory(model.device))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 
 import torch
+from torch import nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
@@ -50,10 +51,14 @@ def require_supported(model: PreTrainedModel) -> None:
     """Raises `TypeError`, with the reason, for a model that the loop cannot run exactly."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"{name} is no model of transformers; load one with load_pair or from_pretrained")
-    if model.training:
         raise TypeError(
-            f"{name} is in training mode, where dropout makes its distributions random; call its eval() first"
+            f"{name} is no model of transformers; load one with load_pair or from_pretrained, and of a PeftModel give "
+            "its merge_and_unload()"
+        )
+    if model.training or any(map(_drops, model.modules())):
+        raise TypeError(
+            f"{name} is in training mode, or a part of it, where dropout makes its distributions random; call its "
+            "eval() first"
         )
     arguments = inspect.signature(model.forward).parameters
     if model.config.is_encoder_decoder:
@@ -81,6 +86,15 @@ def require_supported(model: PreTrainedModel) -> None:
         raise TypeError(f"the cache of {name} cannot be cropped: {reason}")
 
 
+def _drops(part: nn.Module) -> bool:
+    """Whether a part of a model sets random values to 0."""
+    if not part.training:
+        return False
+    dropout = {value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)}
+    own = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else 0.0
+    return max(own, *dropout, 0.0) > 0
+
+
 def sliding_window(config: PreTrainedConfig) -> int:
     """How many tokens, its own included, a token sees in the layers with a window; 0 if there are
     none."""
@@ -99,8 +113,10 @@ def context_limit(model: PreTrainedModel) -> int | None:
     64
     """
     config = model.config.get_text_config()
+    limits = [getattr(config, "max_position_embeddings", None)]
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") == "longrope":
-        # Beyond this length the angles of all rows depend on the longest sequence of the batch.
-        return int(rope["original_max_position_embeddings"])
-    return getattr(config, "max_position_embeddings", None)
+    for part in (rope, *(inner for inner in rope.values() if isinstance(inner, dict))):  # one for each type of layer
+        if part.get("rope_type") == "longrope":
+            # Beyond this length the angles of all rows depend on the longest sequence of the batch.
+            limits.append(int(part["original_max_position_embeddings"]))
+    return min((limit for limit in limits if limit is not None), default=None)

@@ -22,9 +22,9 @@ PADDED, MASK = [[0, 0, 2], [3, 1, 2]], [[0, 1, 1], [1, 1, 1]]
 LEFT, RIGHT = torch.tensor([[0, 1], [2, 3]]), np.array([[2, 3], [1, 0]])
 
 
-def padding(token: int = 0) -> Any:
+def padding(token: int = 0, name: str = "pad_token_id") -> Any:
     model = llama()
-    model.config.pad_token_id = token
+    setattr(model.config, name, token)
     return model
 
 
@@ -37,20 +37,27 @@ def test_the_mask_of_a_tokenizer_leaves_the_padding_out(kind: Any) -> None:
     given = BatchEncoding({"input_ids": kind(PADDED), "attention_mask": kind(MASK)})
     assert tokens(given, padding()) == tokens([[0, 2], [3, 1, 2]])
     assert tokens(dict(given)) == tokens([[0, 2], [3, 1, 2]])
+    boolean = kind(MASK) if kind is list else kind(MASK) == 1
+    assert tokens(dict(given) | {"attention_mask": boolean}) == tokens([[0, 2], [3, 1, 2]])
     assert tokens({"input_ids": kind(PADDED)}) == tokens(PADDED)
 
 
 def test_padding_that_nobody_masked_is_noticed() -> None:
     with pytest.raises(ValueError, match=r"prompt 0 begins with the padding token 0, which the model would read; give"):
         tokens(LEFT, padding())
-    with pytest.raises(ValueError, match=r"prompt 1 ends with the padding token 0"):
-        tokens(RIGHT, padding())
+    for named in ("pad_token_id", "eos_token_id"):  # many tokenizers pad with the token that ends a text
+        with pytest.raises(ValueError, match=r"prompt 1 ends with the padding token 0"):
+            tokens(RIGHT, padding(0, named))
+    for kind in (list, torch.tensor):
+        with pytest.raises(ValueError, match=r"prompt 0 begins with the padding token 0"):
+            tokens({"input_ids": kind(PADDED)}, padding())
 
 
 def test_a_padding_token_that_may_be_text_is_none() -> None:
-    """Lists are never padded by a tokenizer's tensors; where all rows begin with it, it is the
+    """In lists once, or at lengths that differ; where all rows begin with it, it is the
     begin-of-text token."""
     assert tokens(LEFT.tolist(), padding()) == tokens(LEFT) == tokens(LEFT, padding(7))
+    assert tokens([[0, 0, 2], [3, 1]], padding()) == tokens([[0, 0, 2], [3, 1]])
     both = torch.tensor([[0, 1], [0, 3]])
     assert tokens(both, padding()) == tokens(both)
 

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from specnb.decoding.generate import Hooks, generate
 from specnb.decoding.request import Request
 from specnb.decoding.step import Batch, State
-from specnb.distributions import Sampling
+from specnb.distributions import Sampling, one_hot
 from specnb.drafting.base import Context, Drafter, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.enumeration import step_distribution
@@ -256,9 +256,10 @@ def moved(by: float) -> Tensor:
         (lambda tokens, q: (tokens, q + moved(0.26)), False),
         (lambda tokens, q: (tokens + VOCAB, q), False),
         (lambda tokens, q: (tokens - 5, 0 * q), False),
+        (lambda tokens, q: (tokens, one_hot((tokens + 1) % VOCAB, VOCAB, q.dtype)), False),
     ],
     ids=["plain", "nothing", "rounded", "with a zero", "sum above 1", "sum below 1", "sum 0", "no token, yet a q",
-         "negative", "outside the vocabulary", "below -1"],
+         "negative", "outside the vocabulary", "below -1", "another token's"],
 )  # fmt: skip
 def test_a_proposal_that_is_no_distribution_is_reported(
     change: Callable[..., Any], proper: bool, parents: tuple[int, ...] | None

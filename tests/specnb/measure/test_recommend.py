@@ -9,6 +9,7 @@ import pytest
 from tiny import roomy_pair
 
 from specnb.measure import recommend
+from specnb.measure.acceptance import Acceptance
 from specnb.measure.cost import Costs
 from specnb.measure.recommend import predicted_speedup, recommend_gamma
 from specnb.measure.statistics import Estimate
@@ -58,7 +59,8 @@ def test_a_gamma_is_recommended_only_if_its_whole_interval_is_above_1(
     low: float, gamma: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three gammas the last is predicted to be the fastest, 1.2 times plain decoding."""
-    overlaps = SimpleNamespace(beta={"draft": np.full((8, 4), 0.5)})
+    beta = np.full((8, 4), 0.5)
+    overlaps = Acceptance([], beta, {"draft": beta}, {"draft": beta})
     monkeypatch.setattr(recommend, "measure_acceptance", lambda *_, **__: overlaps)
     monkeypatch.setattr(recommend, "measure_costs", lambda *_, **__: None)
     monkeypatch.setattr(
