@@ -53,7 +53,7 @@ class PackedLinear(nn.Linear):
 
     products: list[Product]
     chosen: list[int]
-    of: tuple[Tensor, int, bytes]
+    of: tuple[Tensor, int | None, bytes]
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
@@ -61,12 +61,13 @@ class PackedLinear(nn.Linear):
         self.weight, self.bias, self.products = layer.weight, layer.bias, []
 
     def forward(self, input: Tensor) -> Tensor:
-        products, weight = self.products, self.weight
+        products, weight = self.products, self._parameters["weight"]
         # The compiler finds the fastest layout of a weight as saved, and a copy would give the
         # weight no gradient.
         if torch.compiler.is_compiling() or not products or torch.is_grad_enabled():
             return linear(input, weight, self.bias)
-        if weight is not self.of[0] or version(weight) != self.of[1]:
+        of, changes, _ = self.of
+        if weight is not of or (changes is not None and weight._version != changes):
             return linear(input, weight, self.bias)
         rows = input.numel() // self.in_features
         return products[rows - 1 if rows < len(products) else -1](input)
@@ -149,9 +150,10 @@ def pack(model: Module) -> Module:
     return model
 
 
-def version(tensor: Tensor) -> int:
-    """How often `tensor` was changed in place; 0 for one that does not count it."""
-    return 0 if tensor.is_inference() else tensor._version
+def version(tensor: Tensor) -> int | None:
+    """How often `tensor` was changed in place; None for one of inference mode, which does not count
+    it."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def some_values(tensors: Iterable[Tensor]) -> bytes:
