@@ -52,9 +52,9 @@ class Acceptance:
     def alpha(self, draft: str, seed: int = 0) -> Estimate:
         """alpha of a draft, the mean of its beta (Corollary 3.6), with a 95% interval over rows.
 
-        >>> beta = np.array([[0.5, 0.7], [0.9, 0.7]])
-        >>> print(Acceptance([[0, 1]] * 2, beta, {"draft": beta}, {"draft": beta}).alpha("draft"))
-        0.700 [0.600, 0.800] (n = 4)
+        >>> beta = np.full((8, 2), 0.75)
+        >>> print(Acceptance([], beta, {"draft": beta}, {"draft": beta}).alpha("draft"))
+        0.750 [0.750, 0.750] (n = 16)
         """
         beta = self.beta[draft]
         return ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]), seed=seed)
@@ -79,9 +79,8 @@ def measure_acceptance(
     All distributions are standardised by `sampling`. An end-of-sequence token does not stop a row.
     A row depends on `seed`, its number and its prompt, and equals that of `generate` with gamma =
     0. Memory: the distributions of `batch` rows, batch x new_tokens x vocab numbers, twice. A draft
-       model may
-    have more or fewer tokens than the target, as in `generate`. Raises `ValueError` for an n-gram
-    model of another vocabulary, and what `generate` raises.
+    model may have more or fewer tokens than the target, as in `generate`. Raises `ValueError` for
+    an n-gram model of another vocabulary, and what `generate` raises.
 
     >>> from specnb import load_pair
     >>> pair = load_pair(packed=False)

@@ -35,6 +35,7 @@ def known_of(model: PreTrainedModel) -> dict[Any, Any]:
 
     Packed layers whose weight has changed are packed again.
 
+    >>> import torch
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> known_of(model)["answer"] = 42
