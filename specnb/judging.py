@@ -145,8 +145,7 @@ def judge_rule(
     lenient_verification(0.5) is NOT exact: total variation 0.32 in the worst of 32 cases
       worst prefix: (2, 2), probability 0.2771 under the target, 0.0209 under the rule
       (3 tokens, any p and q, seed 1, gamma 2)
-    tokens per step: 2.072 (token verification 1.966, block verification 1.971, the best exact rule
-    1.971)
+    tokens per step: 2.072 (token verification 1.966, block verification 1.971, the best exact rule 1.971)
     """
     if isinstance(gamma, int):
         require_whole(gamma=(gamma, 1))

@@ -93,8 +93,7 @@ def assert_exact(target: Source, completions: Sequence[Sequence[int]], **setting
     Traceback (most recent call last):
         ...
     AssertionError: REJECTED after 2 tokens: a token has probability zero under the settings claimed
-    audit of 2 tokens in 1 sequence, false-alarm rate at most 1e-06; 1 of 2 tokens is impossible
-    (50%)
+    audit of 2 tokens in 1 sequence, false-alarm rate at most 1e-06; 1 of 2 tokens is impossible (50%)
       impossible (1)
     e-value: infinite
     impossible: sequence 0, position 1: token 2

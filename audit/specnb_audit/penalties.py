@@ -32,8 +32,7 @@ class Penalties:
     Raises `ValueError` for anything else.
 
     >>> Penalties(logit_bias={5: -1})
-    Penalties(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias=((5,
-    -1.0),))
+    Penalties(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias=((5, -1.0),))
     """
 
     repetition_penalty: float = 1.0

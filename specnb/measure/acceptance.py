@@ -54,7 +54,7 @@ class Acceptance:
 
         >>> beta = np.full((8, 2), 0.75)
         >>> print(Acceptance([], beta, {"draft": beta}, {"draft": beta}).alpha("draft"))
-        0.750 [0.750, 0.750] (n = 16)
+        0.75 [0.75, 0.75] (n = 16)
         """
         beta = self.beta[draft]
         return ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]), seed=seed)

@@ -33,8 +33,7 @@ class StepView:
         """Pairs (string, fate): all draft tokens in order, then the recovered or bonus token.
 
         >>> StepView(["a", "b"], "c", "d", unused=["e"]).pieces
-        [('a', 'accepted'), ('b', 'accepted'), ('c', 'rejected'), ('e', 'unused'), ('d',
-        'recovered')]
+        [('a', 'accepted'), ('b', 'accepted'), ('c', 'rejected'), ('e', 'unused'), ('d', 'recovered')]
         >>> StepView(["a", "b"], None, "d").pieces
         [('a', 'accepted'), ('b', 'accepted'), ('d', 'bonus')]
         """
