@@ -245,13 +245,13 @@ def contents(order: list[str]) -> str:
     """The table of contents beside every page, with the notebooks in this order."""
     pages = [located("notebooks", name) for name in order]
     parts = {
+        "Notebooks": ["notebooks/README", *(page for page in pages if not page.startswith("audit/"))],
         "Guides": [f"docs/{name}" for name in GUIDES],
         "Audit": [
             "audit/README",
-            *(f"audit/docs/{name}" for name in AUDIT),
             *(page for page in pages if page.startswith("audit/")),
+            *(f"audit/docs/{name}" for name in AUDIT),
         ],
-        "Notebooks": ["notebooks/README", *(page for page in pages if not page.startswith("audit/"))],
         "Results": ["claims", "paper/paper", "audit/data/findings/README", "audit/data/findings/*", "data/*/README"],
         "Reference": ["api/index", "docs/index", "CONTRIBUTING", "CHANGELOG"],
     }
