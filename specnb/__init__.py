@@ -21,7 +21,8 @@ before it:
     decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the
                        record
     beam.py            beam search and its speculative version
-    measure/           statistics, timing, acceptance, cost, the recommended gamma, predicted speeds
+    measure/           statistics, timing, acceptance, cost; speed-ups measured, recommended,
+                       predicted and explained
     demo.py            `specnb demo`: a real model with and without speculation
 
 >>> import specnb
@@ -44,8 +45,10 @@ from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
 from specnb.enumeration import joint_distribution, step_distribution
 from specnb.judging import judge_rule
 from specnb.measure.acceptance import measure_acceptance
+from specnb.measure.explain import explain
 from specnb.measure.predict import predict
 from specnb.measure.recommend import recommend_gamma
+from specnb.measure.speedup import measure_speedup
 from specnb.models.loading import Pair, load_model, load_pair
 from specnb.models.probe import check_model
 from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification

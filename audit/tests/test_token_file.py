@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny import llama, near_copy
 
+from specnb import generate
 from specnb_audit import token_file
 from specnb_audit.token_file import Seeds, Sequence, lines_of, read_stream, read_tokens, save_tokens
 
@@ -45,6 +47,16 @@ def test_what_is_saved_is_read(tmp_path: Path) -> None:
     assert [(each.prompt, each.tokens) for each in read_tokens(file)] == [([1, 2], [4]), ([3], [5])]
     with pytest.raises(ValueError, match="argument 2 is shorter"):
         save_tokens(file, prompts, completions[:1])
+
+
+def test_a_generation_writes_what_is_read(tmp_path: Path) -> None:
+    file, target = tmp_path / "made.jsonl", llama(8)
+    made = generate(target, [[1, 2], [3]], near_copy(target, 0.3), gamma=2, max_new_tokens=9, progress=False)
+    made.to_jsonl(file)
+    read = read_tokens(file)
+    assert [(each.prompt, each.tokens) for each in read] == [([1, 2], made.tokens[0]), ([3], made.tokens[1])]
+    assert [sum(each.steps or ()) for each in read] == [9, 9]
+    assert [len(each.steps or ()) for each in read] == made.record.target_passes.tolist()
 
 
 LINE = '{"prompt": [ids], "tokens": [ids]}'

@@ -7,10 +7,12 @@ decoding of the target in the same loop, and the baseline of every comparison.
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -66,6 +68,7 @@ class Generation:
     record  what each step did
     probs   with `Hooks(keep_probs=True)`, the target's distributions `(len(tokens), vocab)` of each
             prompt's new tokens
+    prompts the tokens of each prompt
 
     >>> from specnb.models.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -77,6 +80,15 @@ class Generation:
     tokens: list[list[int]]
     record: StepRecord
     probs: list[Tensor] | None = None
+    prompts: list[list[int]] = field(default_factory=list, repr=False)
+
+    def to_jsonl(self, file: str | Path) -> None:
+        """Writes each prompt with its tokens, and how many of them each step emitted, as a line of
+        JSON: what `specnb-audit audit` reads."""
+        emitted = [[int(n) for n in row if n] for row in self.record.emitted]
+        with Path(file).open("w", encoding="utf-8") as lines:
+            for prompt, tokens, steps in zip(self.prompts, self.tokens, emitted, strict=True):
+                lines.write(json.dumps({"prompt": prompt, "tokens": tokens, "steps": steps}) + "\n")
 
 
 @named_settings
@@ -170,7 +182,8 @@ def generate(
     else:
         batch = _made(request, make)
     batch.clear(request.eos)
-    return _run_to_completion(batch, Scheduler(request, batch), hooks.timed, progress)
+    made = _run_to_completion(batch, Scheduler(request, batch), hooks.timed, progress)
+    return replace(made, prompts=[list(prompt) for prompt in request.prompts])
 
 
 def _made(request: Request, make: type[Batch]) -> Batch:

@@ -28,11 +28,9 @@ class StepRecord:
     emitted       (batch, steps)         tokens emitted: accepted + 1, or fewer where the sequence
                   ended
     beta          (batch, steps, gamma)  overlap of p and q at each draft token: its acceptance
-                  probability. In a tree
-                                         that holds for the first child of a node only
+                  probability. In a tree that holds for the first child of a node only
     seconds       part -> (steps,)       for each of `PARTS`, if the generation was timed; of the
-                  steps of the batch,
-                                         which are more than those of any row if rows were refilled
+                  steps of the batch, which are more than those of any row if rows were refilled
     parents       for a tree, the parent of each node, -1 for the root; None for a chain
     path          (batch, steps, depth)  for a tree, the nodes accepted, -1 after the last; None for
                   a chain

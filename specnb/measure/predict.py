@@ -147,22 +147,22 @@ def _step(given: Mapping[str, Any]) -> tuple[float, list[Range], list[str]]:
     `predict` describe."""
     missing: list[str] = []
     accepted = {name: given[name] for name in ACCEPTANCE}
-    gamma = _checked("gamma", _gamma(accepted) if given["gamma"] is None else given["gamma"], 1, 1e6)
-    n = 1 + _checked("verified", gamma if given["verified"] is None else given["verified"], 1, 1e6)
-    passes = _checked("draft_passes", gamma if given["draft_passes"] is None else given["draft_passes"], 0, 1e6)
+    gamma = in_range("gamma", _gamma(accepted) if given["gamma"] is None else given["gamma"], 1, 1e6)
+    n = 1 + in_range("verified", gamma if given["verified"] is None else given["verified"], 1, 1e6)
+    passes = in_range("draft_passes", gamma if given["draft_passes"] is None else given["draft_passes"], 0, 1e6)
     allowed = {"bytes_per_param": (0.1, 16), "active": (1e-4, 1), "batch": (1, 1e9), "cache_ratio": (0, 1e9)}
-    target = [_checked(name, given[name], *ends) for name, ends in allowed.items()]
-    tokens = _tokens(gamma, accepted, missing)
-    c = _cost_ratio(given["cost_ratio"], {name: given[name] for name in EXPONENTS}, missing)
+    target = [in_range(name, given[name], *ends) for name, ends in allowed.items()]
+    tokens = tokens_of(gamma, accepted, missing)
+    c = cost_ratio_of(given["cost_ratio"], {name: given[name] for name in EXPONENTS}, missing)
     v, rest = given["verify_cost"], given["overhead"]
     if v is None:
         ends, source = roofline(n, given["gpu"], *target)
         missing.append(f"verify_cost: {source}")
     else:
-        ends = (_checked("verify_cost", v(n) if callable(v) else v, 0.01, 1e6),) * 3
+        ends = (in_range("verify_cost", v(n) if callable(v) else v, 0.01, 1e6),) * 3
     if rest is None:
         missing.append("overhead: 0 to 0.25 of a target forward pass per step")
-    rest = OVERHEAD if rest is None else Range(*[_checked("overhead", rest, 0, 1e6)] * 3)
+    rest = OVERHEAD if rest is None else Range(*[in_range("overhead", rest, 0, 1e6)] * 3)
     return gamma, [tokens, Range(passes * c.value, passes * c.low, passes * c.high), Range(*ends), rest], missing
 
 
@@ -176,7 +176,7 @@ def _scales(reference: Mapping[str, Any], given: Mapping[str, Any], gamma: float
     if not isinstance(reference, Mapping) or "speedup" not in reference or set(reference) - {"speedup", *given}:
         raise ValueError(f"reference is {reference}; need a dictionary of its speedup and of arguments of predict")
     own = {**given, **reference}
-    measured = _checked("speedup of the reference", own.pop("speedup"), 0.01, 1000)
+    measured = in_range("speedup of the reference", own.pop("speedup"), 0.01, 1000)
     if reference.keys() & set(ACCEPTANCE):
         own |= dict.fromkeys(set(ACCEPTANCE) - reference.keys())
     elif reference.get("gamma", gamma) != gamma and given["alpha"] is None:
@@ -195,11 +195,11 @@ def _gamma(accepted: dict[str, Any]) -> float:
         return len(accepted["per_position"])
     if accepted["tokens_per_step"] is None or accepted["acceptance_rate"] is None:
         raise ValueError("gamma is missing; give it, or per_position, or tokens_per_step and acceptance_rate")
-    more = _checked("tokens_per_step without gamma", accepted["tokens_per_step"], 1.001, 1e6) - 1
-    return round(more / _checked("acceptance_rate without gamma", accepted.pop("acceptance_rate"), 1e-6, 1), 9)
+    more = in_range("tokens_per_step without gamma", accepted["tokens_per_step"], 1.001, 1e6) - 1
+    return round(more / in_range("acceptance_rate without gamma", accepted.pop("acceptance_rate"), 1e-6, 1), 9)
 
 
-def _tokens(gamma: float, given: dict[str, Any], missing: list[str]) -> Range:
+def tokens_of(gamma: float, given: dict[str, Any], missing: list[str]) -> Range:
     names = [name for name, value in given.items() if value is not None]
     if len(names) != 1:
         raise ValueError(f"give exactly one of {', '.join(given)}; got {', '.join(names) or 'none'}")
@@ -212,21 +212,21 @@ def _tokens(gamma: float, given: dict[str, Any], missing: list[str]) -> Range:
             raise ValueError(f"per_position rises in {rates}; rates given the token before must be multiplied up first")
         mean = 1 + math.fsum(rates)
     elif name == "tokens_per_step":
-        mean = _checked(name, value, 1, gamma + 1)
+        mean = in_range(name, value, 1, gamma + 1)
     elif name == "acceptance_rate":
-        mean = 1 + gamma * _checked(name, value, 0, 1)
+        mean = 1 + gamma * in_range(name, value, 0, 1)
     else:
         if gamma != round(gamma):
             raise ValueError(f"gamma is {gamma}; with alpha it must be a whole number")
-        more = float(expected_tokens(_checked(name, value, 0, 1), gamma)) - 1
+        more = float(expected_tokens(in_range(name, value, 0, 1), gamma)) - 1
         missing.append("dependence of acceptances: 0.75 to 1.1 of the accepted tokens that Equation 1 gives")
         return Range(1 + more, 1 + DEPENDENCE[0] * more, min(1 + DEPENDENCE[1] * more, gamma + 1))
     return Range(mean, mean, mean)
 
 
-def _cost_ratio(cost_ratio: float | None, sizes: dict[str, Pair | None], missing: list[str]) -> Range:
+def cost_ratio_of(cost_ratio: float | None, sizes: dict[str, Pair | None], missing: list[str]) -> Range:
     if cost_ratio is not None:
-        return Range(*[_checked("cost_ratio", cost_ratio, 0, 1e6)] * 3)
+        return Range(*[in_range("cost_ratio", cost_ratio, 0, 1e6)] * 3)
     for name, pair in sizes.items():
         if pair is not None:
             target, draft = _pair(name, pair, "two positive numbers, (target, draft)")
@@ -242,7 +242,7 @@ def _pair(name: str, pair: Any, needed: str) -> Pair:
     return float(pair[0]), float(pair[1])
 
 
-def _checked(name: str, value: Any, least: float, most: float) -> float:
+def in_range(name: str, value: Any, least: float, most: float) -> float:
     if not least <= real(value) <= most:
         raise ValueError(f"{name} is {value!r}; need a number from {least:g} to {most:g}")
     return float(value)
