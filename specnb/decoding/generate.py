@@ -112,6 +112,8 @@ def generate(
 ) -> Generation:
     """Continues each prompt by `max_new_tokens` tokens, or up to and including a token of `eos`.
 
+    Calls from several threads wait for each other. The models may be changed between calls.
+
     prompts     lists of tokens, an array or tensor of them, or what a tokenizer returns. Padding is
                 left out where the tokenizer's attention_mask says so, and refused where there is
                 none
