@@ -77,8 +77,7 @@ def explain(
     3.87 tokens per step at 1.30: a step costs 2.98 plain steps
       drafting: 0.42; without it 1.51 times plain decoding
       verification, overhead and the prompt: 2.56; without it 9.21 times plain decoding
-    try first: its parts, measured one by one: `measure_speedup`, and `generate` with
-    `Hooks(timed=True)`
+    try first: its parts, measured one by one: `measure_speedup`, and `generate` with `Hooks(timed=True)`
     """
     accepted = {"tokens_per_step": tokens_per_step, "acceptance_rate": acceptance_rate, "per_position": per_position}
     most = gamma if gamma is not None else len(per_position) if per_position is not None else None
