@@ -22,6 +22,12 @@ One line of the table for each draft, depth and kind of sequence, on held-out fi
 
 Both with 95% intervals over files. `python -m studies.training.feature_drafts` saves the heads as
 `data/pair/draft-attention`, `draft-recurrent` and `draft-parallel`.
+
+A fifth student, `NO_STATES`, is trained by itself, on the same batches: the attention head with
+zeros in place of the target's states. It has the target's embeddings and output head and reads
+tokens alone, so what separates it from the attention head is what the states say. Its lines have
+`states_add`, with an interval: alpha of the saved attention head less its own at the same
+positions.
 """
 
 from __future__ import annotations
@@ -38,7 +44,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from specnb.distributions import overlap
-from specnb.drafting.heads import AttentionHead, save_head
+from specnb.drafting.heads import AttentionHead, load_head, save_head
 from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
 from studies.drafters.heads import ParallelHeads, RecurrentHead
@@ -56,7 +62,8 @@ HEADS = 6  # of its attention
 BEGIN = 0.1
 FACTOR = 0.5  # of the learning rates of the first training
 SEED, THREADS = 17, 2
-CONTROL, ALL = "of tokens", "all"
+TOGETHER, ALONE = "features", "without-states"  # what is trained in one run
+CONTROL, NO_STATES, ALL = "of tokens", "without states", "all"
 
 
 @dataclass(frozen=True)
@@ -147,6 +154,13 @@ class Attention(Student):
         return found
 
 
+class WithoutStates(Attention):
+    """`Attention` that reads zeros for the target's states."""
+
+    def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
+        return super().forward(tokens, torch.zeros_like(states), every)
+
+
 class OfTokens(Student):
     """A model of the shape of the shipped draft, which reads tokens alone: the same at all depths,
     so one is learnt."""
@@ -209,6 +223,7 @@ def students_of(pair: Pair, plan: Plan) -> dict[str, Student]:
         "recurrent": Recurrent(pair, RecurrentHead(width, plan.hidden)),
         "parallel": Parallel(pair, ParallelHeads(width, plan.hidden, DEPTHS)),
         CONTROL: OfTokens(pair, build("draft", pair.tokenizer.eos_token_id)),
+        NO_STATES: WithoutStates(pair, AttentionHead(width, plan.wide, HEADS, LAYERS)),
     }
 
 
@@ -236,11 +251,12 @@ def states_of(hidden_states: Sequence[Tensor]) -> Tensor:
     return torch.cat([hidden_states[layer] for layer in LAYERS], dim=-1)
 
 
-def trained(pair: Pair, plan: Plan) -> dict[str, Student]:
-    """The students of `plan`, in evaluation mode; what was done before is not done again."""
+def trained(pair: Pair, plan: Plan, item: str) -> dict[str, Student]:
+    """The students of `plan` that are trained together as `item`, in evaluation mode; what was done
+    before is not done again."""
     torch.set_num_threads(THREADS)
     pair.target.requires_grad_(False)
-    students = students_of(pair, plan)
+    students = {name: one for name, one in students_of(pair, plan).items() if (name == NO_STATES) == (item == ALONE)}
     learners = {name: Learner(student, FACTOR) for name, student in students.items()}
     compiled = partial(torch.compile, dynamic=False) if plan.compiled else lambda function: function
     objectives, seen = {name: compiled(loss_of) for name in students}, compiled(features)
@@ -254,7 +270,7 @@ def trained(pair: Pair, plan: Plan) -> dict[str, Student]:
 
     text = encode(pair.tokenizer, corpus.read("train"))
     batches = windows(text, plan.rows, plan.length, SEED)
-    training.train(learners, batches, plan.steps, losses, folder_of("features", plan))
+    training.train(learners, batches, plan.steps, losses, folder_of(item, plan))
     return students
 
 
@@ -276,15 +292,23 @@ def betas(target: nn.Module, students: Mapping[str, Student], sequences: Tensor)
     return {name: torch.cat(parts, dim=1) for name, parts in found.items()}
 
 
-def lines(found: Mapping[str, Tensor], numbers: Files) -> pd.DataFrame:
-    """A line for each draft and depth; `numbers` `(n,)` are the files of the sequences."""
+def lines(found: Mapping[str, Tensor], differences: Mapping[str, Mapping[str, Tensor]], numbers: Files) -> pd.DataFrame:
+    """A line for each draft of `differences` and depth, with alpha and the means of its
+    differences; `numbers` `(n,)` are the files of the sequences."""
     depths = {ALL: slice(None)} | {str(k + 1): slice(k, k + 1) for k in range(DEPTHS)}
     return pd.DataFrame(
         {"draft": name, "depth": depth}
-        | means({"alpha": beta[at].mean(0), "over_control": (beta - found[CONTROL])[at].mean(0)}, numbers)
-        for name, beta in found.items()
+        | means({column: beta[at].mean(0) for column, beta in {"alpha": found[name], **others}.items()}, numbers)
+        for name, others in differences.items()
         for depth, at in depths.items()
     )
+
+
+def compared(found: Mapping[str, Tensor], item: str) -> dict[str, dict[str, Tensor]]:
+    """The differences of `lines` for each draft that was trained as `item`."""
+    if item == ALONE:
+        return {NO_STATES: {"states_add": found["attention"] - found[NO_STATES]}}
+    return {name: {"over_control": beta - found[CONTROL]} for name, beta in found.items()}
 
 
 def measure(
@@ -292,12 +316,14 @@ def measure(
 ) -> pd.DataFrame:
     """Trains the students and measures them."""
     chosen, pair = Plan(**plan), load_pair(packed=False)
-    students = trained(pair, chosen)
+    students = trained(pair, chosen, item)
+    if item == ALONE:
+        students["attention"] = Attention(pair, load_head(TRAINED_PAIR / "draft-attention"))
     text, prompts = (held_out_windows(pair, chosen.length + 1, each, files) for each in (per_file, sampled_per_file))
-    parts = [
-        lines(betas(pair.target, students, sequences), of).assign(along=along)
-        for along, sequences, of in text_and_samples(pair.target, text, prompts, 1.0, SEED)
-    ]
+    parts = []
+    for along, sequences, of in text_and_samples(pair.target, text, prompts, 1.0, SEED):
+        found = betas(pair.target, students, sequences)
+        parts.append(lines(found, compared(found, item), of).assign(along=along))
     table = pd.concat(parts, ignore_index=True)
     sizes = {name: size_of(student) for name, student in students.items()}
     tokens = chosen.steps * chosen.rows * chosen.length
@@ -311,13 +337,14 @@ STUDY = study.Study(
         "plan": {"steps": 2, "rows": 2, "length": 40, "hidden": 8, "wide": 8, "compiled": False},
         "per_file": 1, "sampled_per_file": 1, "files": 9,
     },
+    items=(TOGETHER, ALONE),
 )  # fmt: skip
 
 
 def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
     """Saves the heads beside the pair; returns their folders."""
     made = []
-    for name, student in trained(load_pair(packed=False), plan).items():
+    for name, student in trained(load_pair(packed=False), plan, TOGETHER).items():
         if name != CONTROL:
             made.append(folder / f"draft-{name}")
             save_head(student.head, made[-1])

@@ -18,6 +18,7 @@ from studies.training import feature_drafts
 from studies.training.feature_drafts import (
     CONTROL,
     DEPTHS,
+    NO_STATES,
     Attention,
     Parallel,
     Plan,
@@ -93,6 +94,15 @@ def test_positions_that_are_learnt_from_are_some_of_all(pair: Pair) -> None:
             whole[:, every.at] = every.logits
             assert torch.allclose(some.logits, whole[:, some.at], atol=1e-5), name
             assert name == CONTROL or every.at.start == depth
+
+
+@torch.no_grad()
+def test_the_head_without_states_reads_tokens_alone(pair: Pair) -> None:
+    student = students_of(pair, PLAN)[NO_STATES]
+    tokens = torch.randint(4096, (1, 9), generator=torch.Generator().manual_seed(5))
+    states, _ = features(pair.target, tokens)
+    of_one, of_other = student(tokens, states), student(tokens, states.flip(1))
+    assert all(torch.equal(one.logits, other.logits) for one, other in zip(of_one, of_other, strict=True))
 
 
 @torch.no_grad()
