@@ -3,11 +3,14 @@ that were measured.
 
 The trained pair continues held-out files, from their beginning and their middle, and modules of
 Python's standard library at temperature 1. A rule of length
-looks at nothing that is sampled after it. One line of the table for each rule: tokens and draft
-tokens per step, and `speed`, the tokens over the time v + c n of a step with n draft tokens, with c
-and v of the draft model in `drafters` on new text; `over_best` is over the best fixed length, which
-is chosen afterwards on the same sequences, with 95% intervals over sequences. The oracle drafts
-just what will be accepted, of the longest fixed draft.
+looks at nothing that is sampled after it. One line of the table for each rule: tokens, draft tokens
+and passes of the draft model per step, and `speed`, the tokens over the time v + c n of a step with
+n passes of the draft model, with c and v of the draft model in `drafters` on new text; `over_best`
+is over the best fixed length, which is chosen afterwards on the same sequences, with 95% intervals
+over sequences. The oracle drafts just what will be accepted, of the longest fixed draft.
+
+"calibrated" is fitted on files of the training set: how often a draft token is accepted, by its
+probability under q, and the speed that its threshold needs, which is the one it reaches there.
 """
 
 from __future__ import annotations
@@ -17,16 +20,25 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from specnb.decoding.generate import generate
-from specnb.drafting.base import ChainDrafter
+from specnb.drafting.base import ChainDrafter, Context, Proposal
 from specnb.drafting.model import ModelDrafter
 from specnb.measure.statistics import Estimate, over_rows
 from specnb.models.loading import Pair, load_pair
 from studies import corpus
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.egag import EntropyGuidedDrafter
-from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
+from studies.drafters.length import (
+    CalibratedDrafter,
+    HighEntropy,
+    LowConfidence,
+    ShortenedDrafter,
+    StoppingDrafter,
+    calibrate,
+    worth,
+)
 from studies.files import read_table
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
 from studies.study import Study, columns
@@ -34,8 +46,40 @@ from studies.study import Study, columns
 ORACLE = "oracle"
 
 
+class Recorded(ShortenedDrafter):
+    """All draft tokens of `drafter`; `token_probs` has their probabilities under q, step by step."""
+
+    def __init__(self, drafter: ChainDrafter) -> None:
+        super().__init__(drafter)
+        self.token_probs: list[Tensor] = []
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        proposal = self.drafter.propose(context, uniforms)
+        self.token_probs.append(proposal.q.gather(2, proposal.draft_tokens[..., None])[..., 0].double())
+        return proposal
+
+
+def calibrated(pair: Pair, prompts: list[list[int]], longest: int, c: float, v: float, new_tokens: int) -> ChainDrafter:
+    """A `CalibratedDrafter` fitted on `prompts`. A draft token is worth its pass if it is accepted
+    with a probability above c times the speed, so the speed of such drafts is sought that is the
+    one assumed."""
+    recorded = Recorded(ModelDrafter(pair.draft))
+    made = generate(
+        pair.target, prompts, recorded, gamma=longest, max_new_tokens=new_tokens, seed=1, progress=False
+    ).record
+    active = torch.from_numpy(made.active)
+    accepted, probs = torch.from_numpy(made.accepted)[active], torch.stack(recorded.token_probs, dim=1)[active]
+    calibration, speed = calibrate(probs, accepted), 1.0
+    for _ in range(20):
+        length = worth(calibration, probs, c * speed)
+        tokens = torch.minimum(length, accepted) + 1
+        speed = float(tokens.sum() / (v * len(tokens) + c * length.sum()))
+    return CalibratedDrafter(ModelDrafter(pair.draft), calibration, c * speed)
+
+
 def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, new_tokens: int) -> pd.DataFrame:
-    """Tokens, steps, draft tokens and accepted ones of each sequence."""
+    """Tokens, steps, draft tokens, passes of the draft model and accepted tokens of each
+    sequence."""
     at_once = 1 if gamma == "auto" else 16  # where it learns from each sequence alone
     made = generate(
         pair.target,
@@ -48,11 +92,18 @@ def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, ne
         batch_size=at_once,
     ).record
     accepted, steps = (made.accepted * made.active).sum(axis=1), made.active.sum(axis=1)
-    drafted = ((made.draft_tokens >= 0) & made.active[..., None]).sum(axis=(1, 2))
-    return pd.DataFrame({"tokens": accepted + steps, "steps": steps, "drafted": drafted, "accepted": accepted})
+    lengths = (made.draft_tokens >= 0).sum(axis=2)
+    drafted = (lengths * made.active).sum(axis=1)
+    # A rule that reads q of the next token has it from a pass, also where it then stops.
+    read = ((lengths < gamma) & made.active).sum(axis=1) if isinstance(drafter, StoppingDrafter) else 0
+    return pd.DataFrame(
+        {"tokens": accepted + steps, "steps": steps, "drafted": drafted, "passes": drafted + read, "accepted": accepted}
+    )
 
 
-def rules(draft: ChainDrafter, longest: int, c: float) -> dict[str, tuple[ChainDrafter, int | str]]:
+def rules(
+    draft: ChainDrafter, fitted: ChainDrafter, longest: int, c: float
+) -> dict[str, tuple[ChainDrafter, int | str]]:
     """Every rule with the largest number of draft tokens."""
     fixed = {f"fixed, {gamma}": (draft, gamma) for gamma in range(1, longest + 1)}
     lengths = tuple(range(1, longest + 1))
@@ -61,6 +112,7 @@ def rules(draft: ChainDrafter, longest: int, c: float) -> dict[str, tuple[ChainD
         "entropy of q": (StoppingDrafter(draft, HighEntropy()), longest),
         "largest q": (StoppingDrafter(draft, LowConfidence(0.3)), longest),
         "bandit": (BanditDrafter(draft, lengths, c), longest),
+        "calibrated": (fitted, longest),
         "auto": (draft, "auto"),
     }
 
@@ -73,14 +125,17 @@ def measure(item: str, prompts: int, new_tokens: int, longest: int) -> Iterator[
     asked += [half for half in halves if len(half) == PROMPT_TOKENS]
     costs = read_table("results/drafters").set_index(["drafter", "text"]).loc[("draft model", "new")]
     c, v = float(costs.draft_cost / costs.gamma), float(costs.v)
+    begun = [pair.encode(text[:4000])[:PROMPT_TOKENS] for text in corpus.read("train", limit=2 * prompts)]
+    fitted = calibrated(pair, [ids for ids in begun if len(ids) == PROMPT_TOKENS], longest, c, v, new_tokens)
     counted = {
         name: counts_of(pair, asked, drafter, gamma, new_tokens)
-        for name, (drafter, gamma) in rules(ModelDrafter(pair.draft), longest, c).items()
+        for name, (drafter, gamma) in rules(ModelDrafter(pair.draft), fitted, longest, c).items()
     }
     counted[ORACLE] = counted[f"fixed, {longest}"].assign(drafted=lambda table: table.accepted)
+    counted[ORACLE]["passes"] = counted[ORACLE].drafted
 
     def speed(table: pd.DataFrame) -> float:
-        return float(table.tokens.sum() / (v * table.steps.sum() + c * table.drafted.sum()))
+        return float(table.tokens.sum() / (v * table.steps.sum() + c * table.passes.sum()))
 
     best = max((name for name in counted if name.startswith("fixed")), key=lambda name: speed(counted[name]))
 
@@ -90,6 +145,7 @@ def measure(item: str, prompts: int, new_tokens: int, longest: int) -> Iterator[
     for name, table in counted.items():
         steps = table.steps.sum()
         per_step = {"tokens_per_step": table.tokens.sum() / steps, "drafted_per_step": table.drafted.sum() / steps}
+        per_step["passes_per_step"] = table.passes.sum() / steps
         yield {"rule": name, "sequences": len(asked), **per_step, "c": c, "v": v, "speed": speed(table)} | columns(
             "over_best", over_best(table)
         )

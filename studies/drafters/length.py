@@ -8,6 +8,9 @@ is a value, a frozen dataclass, and a pure function:
     q            (rows, vocab)     the distribution of the next draft token
     token_probs  (rows, position)  the probability under q of each draft token so far
     returns      (rows,) bool      whether to stop
+
+To read q of the next token costs a pass of the draft model, also where the rule then stops.
+`CalibratedDrafter` reads only draft tokens that are kept, and saves that pass.
 """
 
 from __future__ import annotations
@@ -112,3 +115,77 @@ class StoppingDrafter(ShortenedDrafter):
         if position < self.at_least:
             return q
         return q.masked_fill(self.stop(q, self.token_probs)[:, None], 0.0)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How often draft tokens are accepted, by their own probability under q: `accepted` `(bins,)`
+    between the `edges` `(bins - 1,)`; `mean` of all.
+
+    >>> Calibration(torch.tensor([0.5]), torch.tensor([0.3, 0.9]), 0.6).of(torch.tensor([0.2, 0.8]))
+    tensor([0.3000, 0.9000])
+    """
+
+    edges: Tensor
+    accepted: Tensor
+    mean: float
+
+    def of(self, token_probs: Tensor) -> Tensor:
+        """The estimated acceptance of draft tokens with these probabilities."""
+        return self.accepted[torch.bucketize(token_probs, self.edges)]
+
+
+def calibrate(token_probs: Tensor, accepted: Tensor, bins: int = 12) -> Calibration:
+    """The calibration from steps with `accepted` `(steps,)` of their draft tokens, whose
+    probabilities are `token_probs` `(steps, gamma)`. Tokens after a rejected one do not count."""
+    position = torch.arange(token_probs.shape[1])
+    tested = position <= accepted[:, None]
+    probs, kept = token_probs[tested], (position < accepted[:, None])[tested].double()
+    edges = probs.quantile(torch.linspace(0, 1, bins + 1, dtype=probs.dtype)[1:-1])
+    at = torch.bucketize(probs, edges)
+    sums, counts = (
+        torch.zeros(bins, dtype=kept.dtype).index_add(0, at, each) for each in (kept, torch.ones_like(kept))
+    )
+    return Calibration(edges, sums / counts.clamp_min(1), float(kept.mean()))
+
+
+def worth(calibration: Calibration, token_probs: Tensor, least: float) -> Tensor:
+    """How many of the draft tokens `(steps, gamma)` are worth their pass, `(steps,)`: those that are
+    reached and accepted with an estimated probability above `least`, the first in any case.
+
+    >>> calibration = Calibration(torch.tensor([0.5]), torch.tensor([0.3, 0.9]), 0.6)
+    >>> worth(calibration, torch.tensor([[0.8, 0.8, 0.2, 0.8], [0.2, 0.8, 0.8, 0.8]]), 0.2)
+    tensor([3, 1])
+    """
+    reached = calibration.of(token_probs).cumprod(dim=1)[:, :-1] * calibration.mean
+    return 1 + (reached > least).long().cumprod(dim=1).sum(dim=1)
+
+
+class CalibratedDrafter(ShortenedDrafter):
+    """Drafts on while the next draft token is reached and accepted with an estimated probability
+    above `least`.
+
+    The estimate is the product of what `calibration` says of the draft tokens so far, and its mean
+    for the next. A token is worth its pass if that exceeds c times the speed in tokens per target
+    pass: `least`. Decided by draft tokens that are kept in any case, so the step stays exact.
+    """
+
+    last: Tensor
+    reached: Tensor
+
+    def __init__(self, drafter: ChainDrafter, calibration: Calibration, least: float) -> None:
+        super().__init__(drafter)
+        self.calibration, self.least = calibration, least
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        if position == 0:
+            self.last = self.drafter.distribution(context, 0)
+            self.reached = torch.ones(len(self.last), dtype=torch.float64)
+            return self.last
+        newest = self.last.gather(1, context.newest[:, None])[:, 0].double()
+        self.reached = self.reached * self.calibration.of(newest)
+        going = self.reached * self.calibration.mean > self.least
+        if not going.any():
+            return torch.zeros_like(self.last)
+        self.last = self.drafter.distribution(context, position)
+        return self.last.masked_fill(~going[:, None], 0.0)

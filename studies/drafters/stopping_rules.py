@@ -21,7 +21,7 @@ from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
 from specnb.enumeration import completed, drafter_step_distribution, drafts_of, joint_distribution
 from specnb.rules import Outcome, token_verification
 from studies.drafters.bandit import BanditDrafter
-from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
+from studies.drafters.length import CalibratedDrafter, Calibration, HighEntropy, LowConfidence, StoppingDrafter
 
 VOCAB, GAMMA, PREFIX = 3, 2, (0,)
 # Largest total variation of a rule that is called exact; bisected edges are accurate to 1e-12.
@@ -91,6 +91,8 @@ BEFORE = "decided before the token is sampled, by q"
 KEPT = "looks at sampled tokens, and keeps them"
 DROPS = "drops a sampled token because of that token: what remains is not a sample from q"
 
+HALVES = Calibration(torch.tensor([0.4], dtype=torch.float64), torch.tensor([0.3, 0.9], dtype=torch.float64), 0.6)
+
 CASES = {
     "fixed gamma": Case(TableDrafter, "does not look at anything"),
     "by position": Case(lambda table: StoppingDrafter(TableDrafter(table), after_one), BEFORE),
@@ -98,6 +100,9 @@ CASES = {
     "entropy of q": Case(lambda table: StoppingDrafter(TableDrafter(table), HighEntropy(0.3, 0.5)), BEFORE),
     "probability of the tokens so far": Case(
         lambda table: StoppingDrafter(TableDrafter(table), UnlikelySoFar(0.4)), KEPT
+    ),
+    "estimated acceptance of the tokens so far": Case(
+        lambda table: CalibratedDrafter(TableDrafter(table), HALVES, 0.3), KEPT
     ),
     "bandit over gammas": Case(
         lambda table: BanditDrafter(TableDrafter(table), (1, 2), 0.1), "decided by earlier steps alone"

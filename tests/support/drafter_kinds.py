@@ -25,9 +25,9 @@ from studies.drafters.egag import EntropyGuidedDrafter
 from studies.drafters.head_tree import HeadTreeDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeads, ParallelHeadsDrafter, RecurrentHead
 from studies.drafters.hierarchical import HierarchicalDrafter
-from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
+from studies.drafters.length import CalibratedDrafter, HighEntropy, LowConfidence, StoppingDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
-from studies.drafters.stopping_rules import Discarding, UnlikelySoFar
+from studies.drafters.stopping_rules import HALVES, Discarding, UnlikelySoFar
 from studies.drafters.suffix import SuffixDrafter
 
 Head = TypeVar("Head", bound=nn.Module)
@@ -148,6 +148,7 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "copy, otherwise a table": lambda: MixtureDrafter(lookup(shortest=2), chain()),
     "low confidence": lambda: StoppingDrafter(chain(), LowConfidence(0.4)),
     "high entropy": lambda: StoppingDrafter(chain(), HighEntropy(0.3, 0.4), at_least=1),
+    "calibrated": lambda: CalibratedDrafter(chain(), HALVES, 0.3),
     "unlikely so far": lambda: StoppingDrafter(chain(), UnlikelySoFar(0.2)),
     "bandit": lambda: BanditDrafter(chain(), (1, 2, 3), cost_ratio=0.1),
     "entropy-guided": lambda: EntropyGuidedDrafter(chain(), 1, 3),
