@@ -38,7 +38,7 @@ PAGES = (
     "data/smollm2-head/README.md",
 )  # fmt: skip
 GUIDES = (
-    "run-a-notebook", "decode", "add-a-drafter", "add-a-rule", "sweeps", "slurm", "dependencies", "glossary",
+    "run-a-notebook", "teach", "decode", "add-a-drafter", "add-a-rule", "sweeps", "slurm", "dependencies", "glossary",
 )  # fmt: skip
 AUDIT = ("any-engine", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
