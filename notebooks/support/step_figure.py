@@ -56,6 +56,7 @@ def plot_steps(steps: list[StepView], columns: int = 72) -> Figure:
     for fate in STYLES:
         put(at, -1.2, fate, fate)
         at += len(fate) + 3
+    axes.plot([-7, at - 3], [-0.6, -0.6], color=COLOURS["muted"], linewidth=0.4)  # the words above it are the legend
     for line, step in enumerate(steps):
         axes.text(-1.5, line, str(step.tokens), color=COLOURS["muted"], ha="right", **font)
         at, before = 0, "accepted"

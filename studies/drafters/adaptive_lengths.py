@@ -1,13 +1,13 @@
 """Draft lengths that adapt, beside every fixed one and an oracle: counted, with the costs of a step
 that were measured.
 
-The trained pair continues held-out files, from their beginning and their middle, and modules of
-Python's standard library at temperature 1. A rule of length
+The trained pair continues passages of held-out files and of modules of Python's standard library at
+temperature 1. A rule of length
 looks at nothing that is sampled after it. One line of the table for each rule: tokens, draft tokens
 and passes of the draft model per step, and `speed`, the tokens over the time v + c n of a step with
 n passes of the draft model, with c and v of the draft model in `drafters` on new text; `over_best`
 is over the best fixed length, which is chosen afterwards on the same sequences, with 95% intervals
-over sequences. The oracle drafts just what will be accepted, of the longest fixed draft.
+over files. The oracle drafts just what will be accepted, of the longest fixed draft.
 
 "calibrated" is fitted on files of the training set: how often a draft token is accepted, by its
 probability under q, and the speed that its threshold needs, which is the one it reaches there.
@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -40,7 +41,7 @@ from studies.drafters.length import (
     worth,
 )
 from studies.files import read_table
-from studies.speed.pairs import PROMPT_TOKENS, prompts_of
+from studies.speed.pairs import PROMPT_TOKENS, texts_of
 from studies.study import Study, columns
 
 ORACLE = "oracle"
@@ -80,7 +81,7 @@ def calibrated(pair: Pair, prompts: list[list[int]], longest: int, c: float, v: 
 def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, new_tokens: int) -> pd.DataFrame:
     """Tokens, steps, draft tokens, passes of the draft model and accepted tokens of each
     sequence."""
-    at_once = 1 if gamma == "auto" else 16  # where it learns from each sequence alone
+    at_once = 1 if gamma == "auto" else 32  # where it learns from each sequence alone
     made = generate(
         pair.target,
         prompts,
@@ -117,18 +118,20 @@ def rules(
     }
 
 
-def measure(item: str, prompts: int, new_tokens: int, longest: int) -> Iterator[dict[str, Any]]:
+def measure(item: str, files: int, passages: int, new_tokens: int, longest: int) -> Iterator[dict[str, Any]]:
     """The lines of all rules."""
-    pair = load_pair(dtype=torch.float64)
-    asked = [text for kind in ("held-out", "stdlib") for text in prompts_of(pair, kind, prompts)]
-    halves = [pair.encode(text[len(text) // 2 :])[:PROMPT_TOKENS] for text in corpus.read("held-out", limit=prompts)]
-    asked += [half for half in halves if len(half) == PROMPT_TOKENS]
+    pair = load_pair()
+    texts = [text for kind in ("held-out", "stdlib") for text in texts_of(kind, files)]
+    begins = [text[len(text) * part // passages :][:4000] for text in texts for part in range(passages)]
+    asked = [pair.encode(text)[:PROMPT_TOKENS] for text in begins]
+    # Of each file the sum of what its passages gave: passages of one file are not independent.
+    of_file = np.repeat(np.arange(len(texts)), passages)
     costs = read_table("results/drafters").set_index(["drafter", "text"]).loc[("draft model", "new")]
     c, v = float(costs.draft_cost / costs.gamma), float(costs.v)
-    begun = [pair.encode(text[:4000])[:PROMPT_TOKENS] for text in corpus.read("train", limit=2 * prompts)]
+    begun = [pair.encode(text[:4000])[:PROMPT_TOKENS] for text in corpus.read("train", limit=4 * files)]
     fitted = calibrated(pair, [ids for ids in begun if len(ids) == PROMPT_TOKENS], longest, c, v, new_tokens)
     counted = {
-        name: counts_of(pair, asked, drafter, gamma, new_tokens)
+        name: counts_of(pair, asked, drafter, gamma, new_tokens).groupby(of_file).sum()
         for name, (drafter, gamma) in rules(ModelDrafter(pair.draft), fitted, longest, c).items()
     }
     counted[ORACLE] = counted[f"fixed, {longest}"].assign(drafted=lambda table: table.accepted)
@@ -140,19 +143,18 @@ def measure(item: str, prompts: int, new_tokens: int, longest: int) -> Iterator[
     best = max((name for name in counted if name.startswith("fixed")), key=lambda name: speed(counted[name]))
 
     def over_best(table: pd.DataFrame) -> Estimate:
-        return over_rows(lambda rows: speed(table.iloc[rows]) / speed(counted[best].iloc[rows]), len(asked))
+        return over_rows(lambda rows: speed(table.iloc[rows]) / speed(counted[best].iloc[rows]), len(texts))
 
     for name, table in counted.items():
         steps = table.steps.sum()
         per_step = {"tokens_per_step": table.tokens.sum() / steps, "drafted_per_step": table.drafted.sum() / steps}
         per_step["passes_per_step"] = table.passes.sum() / steps
-        yield {"rule": name, "sequences": len(asked), **per_step, "c": c, "v": v, "speed": speed(table)} | columns(
-            "over_best", over_best(table)
-        )
+        known = {"rule": name, "files": len(texts), "sequences": len(asked), **per_step, "c": c, "v": v}
+        yield known | {"speed": speed(table)} | columns("over_best", over_best(table))
 
 
 STUDY = Study(
     measure,
-    settings={"prompts": 46, "new_tokens": 48, "longest": 8},
-    small={"prompts": 4, "new_tokens": 8, "longest": 3},
+    settings={"files": 46, "passages": 5, "new_tokens": 64, "longest": 8},
+    small={"files": 4, "passages": 1, "new_tokens": 8, "longest": 3},
 )

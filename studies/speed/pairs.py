@@ -24,18 +24,23 @@ MODULES = (
 )  # fmt: skip
 
 
-def prompts_of(pair: Pair, kind: str, count: int, length: int = PROMPT_TOKENS) -> list[list[int]]:
-    """`count` prompts of `length` tokens: beginnings of "held-out" files of the corpus or of
-    modules of the "stdlib", which is not in the corpus, or "random" tokens. Raises `ValueError`
-    where there are not so many."""
-    if kind == "random":
-        random = np.random.default_rng(0)
-        prompts: list[list[int]] = random.integers(pair.target.config.vocab_size, size=(count, length)).tolist()
-        return prompts
+def texts_of(kind: str, count: int) -> list[str]:
+    """`count` "held-out" files of the corpus, or modules of the "stdlib", which is not in the
+    corpus. Raises `ValueError` where there are not so many."""
     if kind == "stdlib":
         texts = [inspect.getsource(import_module(name)) for name in MODULES[:count]]
     else:
         texts = corpus.read("held-out", limit=count)
     if len(texts) < count:
         raise ValueError(f"there are {len(texts)} {kind} prompts, fewer than {count}; ask for fewer")
-    return [pair.encode(text[:4000])[:length] for text in texts]
+    return texts
+
+
+def prompts_of(pair: Pair, kind: str, count: int, length: int = PROMPT_TOKENS) -> list[list[int]]:
+    """`count` prompts of `length` tokens: beginnings of the texts of `texts_of`, or "random"
+    tokens."""
+    if kind == "random":
+        random = np.random.default_rng(0)
+        prompts: list[list[int]] = random.integers(pair.target.config.vocab_size, size=(count, length)).tolist()
+        return prompts
+    return [pair.encode(text[:4000])[:length] for text in texts_of(kind, count)]
