@@ -43,7 +43,7 @@ from specnb.drafting.base import Drafter, Proposal
 from specnb.drafting.model import MixtureDrafter, ModelDrafter
 from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
 from specnb.enumeration import joint_distribution, step_distribution
-from specnb.judging import judge_rule
+from specnb.judging import judge_drafter, judge_rule
 from specnb.measure.acceptance import measure_acceptance
 from specnb.measure.explain import explain
 from specnb.measure.predict import predict

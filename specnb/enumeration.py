@@ -50,6 +50,7 @@ GRID = 128
 """Points at which a drafter's uniform is tried first; tokens with a probability below 1 / GRID may
 be overlooked."""
 HALVINGS = 42
+ROUNDING = 1e-4  # of the sum of a q in float32
 POINTS = 2**13
 
 
@@ -359,18 +360,31 @@ def drafts_of(drafter: Drafter, prefix: tuple[int, ...], gamma: int) -> Drafts:
     """Every proposal of `drafter` after `prefix`, with its probability; the probabilities sum to 1.
 
     `start` is called before each proposal. Raises `ValueError` if a draft token depends on the
-    uniform of a later one, or if a cell is too narrow to be found (see `GRID`).
+    uniform of a later one or on other randomness than the uniforms, if a q is no distribution, or
+    if a cell is too narrow to be found (see `GRID`).
 
     >>> from specnb.drafting.ngram import UniformDrafter
     >>> drafts_of(UniformDrafter(2), (0,), 1).probability.round(decimals=3).tolist()
     [0.5, 0.5]
     """
     cells, volumes = torch.full((1, gamma), 0.5, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    asked = [_proposed(drafter, prefix, cells.repeat(16, 1)) for _ in range(2)]  # 32 times the same
+    if any(not torch.equal(each, each[:1].expand_as(each)) for each in map(torch.cat, zip(*asked, strict=True))):
+        raise ValueError(
+            f"after {prefix} the drafter proposes something else with equal uniforms; sample with `uniforms` alone, "
+            "and let `start` forget what earlier steps left"
+        )
     for position in range(gamma):
         found = [_split(drafter, prefix, cell, position) for cell in cells]
         volumes = torch.cat([volume * widths for volume, (_, widths) in zip(volumes, found, strict=True)])
         cells = torch.cat([split for split, _ in found])
     tokens, q = _proposed(drafter, prefix, cells)
+    sums, proposed = q.double().sum(dim=-1), tokens >= 0
+    if bool((q < 0).any() | ((sums - proposed.double()).abs() > ROUNDING).any()):
+        raise ValueError(
+            f"after {prefix} the drafter reports a q with sums {sums.min():.4g} to {sums.max():.4g}; q is 0 or more, "
+            "and sums to 1 where a token is proposed and to 0 where none is"
+        )
     return Drafts(tokens, q.double(), volumes)
 
 

@@ -1,10 +1,11 @@
-"""Judges a verification rule: whether it is exact, by how much not, and how many tokens its steps
-emit.
+"""Judges a verification rule or a drafter: whether it is exact, by how much not, and how many
+tokens its steps emit.
 
 `judge_rule` enumerates steps of the rule on pairs of distributions that depend on the context, some
 of which make tokens impossible or propose nothing, and compares the joint distribution of what
 follows with the target's. A rule that uses uniforms as no plan of `specnb.rules` does is estimated
-on quasi-random points instead.
+on quasi-random points instead. `judge_drafter` enumerates what a drafter proposes after many
+prefixes.
 
 Source: Sun et al., arXiv 2403.10444, show that no exact rule for chains accepts more than block
 verification. The closed form of what it accepts, `optimal_accepted`, is derived here, and compared
@@ -24,11 +25,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.distributions import Conditional, total_variation
+from specnb.drafting.base import Drafter
 from specnb.enumeration import (
     ChangesInsideError,
     Emissions,
     completed,
     draft_trees,
+    drafts_of,
+    emissions,
     estimated_distribution,
     expected_accepted,
     joint_distribution,
@@ -40,6 +44,10 @@ from specnb.trees import Scheme, chain, independent_children, node_depths
 
 EXACT = 1e-12
 """The largest total variation of an enumerated rule that is called exact."""
+BISECTED = 1e-6
+"""The same of a drafter, whose q may be in float32."""
+LARGEST = 8
+"""Tokens of a vocabulary that `judge_drafter` enumerates."""
 MARGIN = 3
 """An estimated rule is called exact up to so many times what token verification is off on the same
 points."""
@@ -170,21 +178,105 @@ def judge_rule(
     )
 
 
+@dataclass(frozen=True)
+class DrafterJudgement:
+    """What was found of a drafter; `str` says it in words.
+
+    worst      the prefix after which what follows a step is off most
+    prefixes   how many were looked at
+    proposing  after how many of them a token was proposed
+    drafted    expected draft tokens of a step, the mean over the prefixes
+    """
+
+    drafter: str
+    worst: Case
+    prefixes: int
+    proposing: int
+    drafted: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether what follows a step has the target's distribution after every prefix."""
+        return not self.worst.excess[0]
+
+    def __str__(self) -> str:
+        """The outcome, where the drafter is not exact the worst prefix, and what it proposes."""
+        worst, (tokens, target, found) = self.worst, self.worst.worst
+        verdict = "exact" if self.exact else "NOT exact"
+        amount = f"below {worst.resolution:g}" if self.exact else f"{worst.total_variation:.2g}"
+        lines = [f"{self.drafter} is {verdict}: total variation {amount} after the worst of {self.prefixes} prefixes"]
+        if not self.exact:
+            lines += [f"  {worst.where}: {tokens} has probability {target:.4f} under the target, and {found:.4f} here"]
+        lines += [f"it proposes {self.drafted:.2f} tokens a step, and something after {self.proposing} of the prefixes"]
+        return "\n".join(lines)
+
+
+def judge_drafter(
+    drafter: Drafter,
+    gamma: int = 2,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    rule: Rule = token_verification,
+) -> DrafterJudgement:
+    """Whether `drafter` reports the q that it samples from: what follows a step is compared with
+    the target's joint distribution, after each of `prefixes` with another target.
+
+    drafter   over at most `LARGEST` tokens; make one with a small vocabulary
+    gamma     draft tokens of a step; a tree has its own
+    prefixes  texts so far; by default 24 of 1 to 12 random tokens
+    rule      the rule that verifies
+
+    Raises `ValueError` for a larger vocabulary, for a drafter that proposes nothing after any
+    prefix, so that there is nothing to judge, and as `drafts_of`.
+
+    >>> from specnb.drafting.ngram import PromptLookupDrafter
+    >>> print(judge_drafter(PromptLookupDrafter(3, shortest=1)))
+    PromptLookupDrafter is exact: total variation below 1e-06 after the worst of 24 prefixes
+    it proposes 1.50 tokens a step, and something after 18 of the prefixes
+    """
+    require_whole(gamma=(gamma, 1))
+    vocab, name = drafter.vocab, type(drafter).__name__
+    if vocab > LARGEST:
+        raise ValueError(f"{name} has a vocabulary of {vocab} tokens; judge one over at most {LARGEST}")
+    random = np.random.default_rng(0)
+    texts = [random.integers(vocab, size=1 + n // 2).tolist() for n in range(24)] if prefixes is None else prefixes
+    parents = chain(gamma) if drafter.parents is None else drafter.parents
+    cases, drafted = [], []
+    for number, text in enumerate(texts):
+        (p, _), prefix = _pair(vocab, "any p and q", number), tuple(text)
+        drafts = drafts_of(drafter, prefix, len(parents))
+        drafted.append(float(drafts.probability @ (drafts.tokens >= 0).sum(dim=1).double()))
+        emitted, length = emissions(rule, drafts, p, parents), max(node_depths(parents)) + 1
+        cases.append(_compared(f"after {prefix}", emitted, p, length, BISECTED))
+    if not any(drafted):
+        raise ValueError(
+            f"{name} proposes nothing after any of the {len(texts)} prefixes; give prefixes for which it does"
+        )
+    worst = max(cases, key=lambda case: case.excess)
+    return DrafterJudgement(name, worst, len(cases), sum(map(bool, drafted)), float(np.mean(drafted)))
+
+
+def _off(emitted: Emissions, p: Conditional, length: int) -> float:
+    """Total variation of what follows a step to the target's joint distribution."""
+    return float(
+        total_variation(*(one.flatten() for one in (completed(emitted, p, length), joint_distribution(p, length))))
+    )
+
+
+def _compared(where: str, emitted: Emissions, p: Conditional, length: int, resolution: float) -> Case:
+    worst = worst_prefix(completed(emitted, p, length), joint_distribution(p, length))
+    return Case(where, _off(emitted, p, length), resolution, worst, expected_accepted(emitted))
+
+
 def _case(rule: Rule, name: str, pair: Pair, parents: tuple[int, ...], scheme: Scheme) -> Case:
     p, length = pair[0], max(node_depths(parents)) + 1
-    where, want = f"{name}, gamma {len(parents)}", joint_distribution(p, length)
-
-    def off(emitted: Emissions) -> float:
-        return float(total_variation(completed(emitted, p, length).flatten(), want.flatten()))
-
+    where = f"{name}, gamma {len(parents)}"
     try:
         emitted, control = _emitted(rule, *pair, parents, scheme)
     except Exception as error:
         error.add_note(f"It was a step with {where}; where none is proposed, the draft token is -1 and its q is 0.")
         raise
-    resolution = EXACT if control is None else MARGIN * off(control)
-    worst = worst_prefix(completed(emitted, p, length), want)
-    return Case(where, off(emitted), resolution, worst, expected_accepted(emitted))
+    resolution = EXACT if control is None else MARGIN * _off(control, p, length)
+    return _compared(where, emitted, p, length, resolution)
 
 
 def _emitted(

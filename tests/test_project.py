@@ -174,8 +174,9 @@ def test_readme_says_what_was_found_of_the_claims() -> None:
     table = pd.read_csv(ROOT / "data" / "results" / "claims.csv", dtype=str)
     errata = pd.read_csv(ROOT / "data" / "errata.csv", dtype=str)
     counts = table.verdict.value_counts()
-    said = f"Of {len(table)} claims, of five sources and our own, {counts['holds']} are confirmed, {counts['conditional']} hold only under a named "
-    said += f"condition, {counts['refuted']} are contradicted and {counts['open']} cannot be settled here; "
+    said = f"Of {len(table)} claims, of five sources and our own, {counts['holds']} are confirmed, "
+    said += f"{counts['conditional']} hold only under a named condition, {counts['refuted']} are contradicted "
+    said += f"and {counts['open']} cannot be settled here; "
     assert f"{said}the sources have {len(errata)} misprints" in " ".join(_readme().split())
 
 

@@ -104,9 +104,10 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "08", f"timed apart, is {speed} faster than token verification at temperature 1"
     lengths = _table("adaptive_lengths").set_index("rule")
     ends = ["over_best", "over_best_low", "over_best_high"]
-    egag, auto, most = (
-        "{:.2f} [{:.2f}, {:.2f}]".format(*lengths.loc[name, ends]) for name in ("EGAG", "auto", "oracle")
+    best, egag, auto, most = (
+        "{:.2f} [{:.2f}, {:.2f}]".format(*lengths.loc[name, ends]) for name in ("calibrated", "EGAG", "auto", "oracle")
     )
+    yield "09", f"`calibrated`, with {best} of its speed"
     yield "09", f"EGAG reaches {egag} of it, the bandit"
     yield "09", f"and `auto` {auto}; the oracle has {most}"
     cut = [_stored("11", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]

@@ -48,7 +48,7 @@ ORACLE = "oracle"
 
 
 class Recorded(ShortenedDrafter):
-    """All draft tokens of `drafter`; `token_probs` has their probabilities under q, step by step."""
+    """All draft tokens of `drafter`; `token_probs` has their probabilities under q by step."""
 
     def __init__(self, drafter: ChainDrafter) -> None:
         super().__init__(drafter)

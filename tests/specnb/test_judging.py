@@ -3,6 +3,7 @@ closed forms."""
 
 from __future__ import annotations
 
+import re
 from itertools import product
 
 import pytest
@@ -11,8 +12,10 @@ from distributions_for_tests import PAIRS, distribution_pair
 from torch import Tensor
 
 from specnb.distributions import overlap
+from specnb.drafting.base import ChainDrafter, Context, Proposal
+from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
 from specnb.enumeration import completed, expected_accepted, joint_distribution, step_distribution
-from specnb.judging import EXACT, judge_rule, optimal_accepted, random_pairs, worst_prefix
+from specnb.judging import EXACT, judge_drafter, judge_rule, optimal_accepted, random_pairs, worst_prefix
 from specnb.rules import (
     Outcome,
     Rule,
@@ -155,3 +158,55 @@ def test_an_error_of_the_rule_says_what_it_was_given() -> None:
         judge_rule(WRONG["p-mutated"], gamma=2)
     (note,) = raised.value.__notes__
     assert " tokens, no draft token after some prefixes, seed " in note
+
+
+class Sharper(UniformDrafter):
+    """Samples from a power of q and reports q: what was sampled from another temperature."""
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        q = torch.tensor([0.6, 0.3, 0.1]).double().expand(*uniforms.shape, 3)
+        sampled = (q**2 / (q**2).sum(-1, keepdim=True)).cumsum(-1)
+        return Proposal((sampled <= uniforms[..., None]).sum(-1), q)
+
+
+class Silent(ChainDrafter):
+    vocab = 3
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        return torch.zeros(len(context.tokens), 3)
+
+
+class Random(UniformDrafter):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return super().propose(context, torch.rand_like(uniforms))
+
+
+class Doubled(UniformDrafter):
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        sampled = super().propose(context, uniforms)
+        return sampled._replace(q=2 * sampled.q)
+
+
+def test_a_drafter_is_judged_by_the_q_that_it_reports() -> None:
+    for drafter in (UniformDrafter(3), PromptLookupDrafter(3, shortest=1)):
+        found = judge_drafter(drafter)
+        assert found.exact, found
+        assert 0 < found.proposing <= found.prefixes == 24
+    found = judge_drafter(Sharper(3), prefixes=[(0, 1), (2,)])
+    assert not found.exact
+    assert found.worst.total_variation > 0.05
+    assert "Sharper is NOT exact" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "told"),
+    [
+        (Silent(), "Silent proposes nothing after any of the 24 prefixes; give prefixes for which it does"),
+        (Random(3), "proposes something else with equal uniforms; sample with `uniforms` alone"),
+        (Doubled(3), "a q with sums 2 to 2; q is 0 or more, and sums to 1 where a token is proposed"),
+        (UniformDrafter(9), "UniformDrafter has a vocabulary of 9 tokens; judge one over at most 8"),
+    ],
+)
+def test_what_cannot_be_judged_is_said(drafter: ChainDrafter, told: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(told)):
+        judge_drafter(drafter)
