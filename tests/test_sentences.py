@@ -59,9 +59,14 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "10", f"total variation adds {text[0]} along text and {own[0]} along samples, reverse KL {text[1]}"
     yield "10", f"reverse KL {text[1]} and {own[1]}, forward KL {text[2]} and {own[2]}, and more text nothing"
     heads = _table("feature_drafts").query("along == 'held-out text'").set_index(["draft", "depth"]).alpha
-    reached = heads["attention", "all"], heads["of tokens", "all"], heads["parallel", "1"]
-    told = "reaches {:.2f}, a small model of tokens {:.2f}, and a drafter of one call at most {:.2f}"
-    yield "10", told.format(*reached)
+    drafts = (("attention", "all"), ("without states", "all"), ("of tokens", "all"), ("parallel", "1"))
+    told = "reaches {:.2f}, the same head without them {:.2f}, a small model of tokens {:.2f}, and a drafter of one "
+    yield "10", (told + "call at most {:.2f}").format(*(heads[draft] for draft in drafts))
+    alone = _table("feature_drafts").query("draft == 'without states' and depth == 'all'")
+    text, own = (
+        "{:.3f} [{:.3f}, {:.3f}]".format(*row) for row in alone.filter(like="states_add").itertuples(index=False)
+    )
+    yield "10", f"The states add {text} to $\\alpha$ along text and {own} along samples of the target"
     first = _table("10_lookahead_vectors").set_index("depth").loc[1]
     told = "of {:.2f} at the first vector, the trained ones reach {:.2f}, and three vectors of zeros {:.2f}"
     yield "10", told.format(*first[["mean embedding", "trained", "zero"]])
