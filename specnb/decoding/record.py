@@ -39,6 +39,8 @@ class StepRecord:
     >>> record = StepRecord(np.array([[[5, 6], [7, 8]]]), one * [2, 0], one * 9, one * [3, 1], np.ones((1, 2, 2)))
     >>> record.tokens_per_step, record.acceptance_rate
     (2.0, 0.5)
+    >>> print(record)
+    2.00 tokens per step in 2 steps of 1 rows; 0.50 of 4 draft tokens accepted
     """
 
     draft_tokens: NDArray[np.int64]
@@ -107,6 +109,13 @@ class StepRecord:
         after a rejection count as drafted."""
         drafted = int((self.draft_tokens[self.active] >= 0).sum())
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
+
+    def __str__(self) -> str:
+        """What was emitted and accepted, in a line."""
+        drafted = int((self.draft_tokens[self.active] >= 0).sum())
+        told = f"{self.acceptance_rate:.2f} of {drafted} draft tokens accepted" if drafted else "nothing drafted"
+        steps = f"{self.tokens_per_step:.2f} tokens per step in {self.active.sum()} steps of {len(self.emitted)} rows"
+        return f"{steps}; {told}"
 
 
 class CompletedRow(NamedTuple):
