@@ -63,10 +63,8 @@ def _sentences() -> Iterator[tuple[str, str]]:
     told = "reaches {:.2f}, the same head without them {:.2f}, a small model of tokens {:.2f}, and a drafter of one "
     yield "10", (told + "call at most {:.2f}").format(*(heads[draft] for draft in drafts))
     alone = _table("feature_drafts").query("draft == 'without states' and depth == 'all'")
-    text, own = (
-        "{:.3f} [{:.3f}, {:.3f}]".format(*row) for row in alone.filter(like="states_add").itertuples(index=False)
-    )
-    yield "10", f"The states add {text} to $\\alpha$ along text and {own} along samples of the target"
+    added = ["{:.3f} [{:.3f}, {:.3f}]".format(*row) for row in alone.filter(like="states_add").itertuples(index=False)]
+    yield "10", f"The states add {added[0]} to $\\alpha$ along text and {added[1]} along samples of the target"
     first = _table("10_lookahead_vectors").set_index("depth").loc[1]
     told = "of {:.2f} at the first vector, the trained ones reach {:.2f}, and three vectors of zeros {:.2f}"
     yield "10", told.format(*first[["mean embedding", "trained", "zero"]])
