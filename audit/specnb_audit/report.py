@@ -28,6 +28,10 @@ VIOLATIONS = {
 """What an exact sampler never does: one violation rejects exactness, without statistics."""
 KINDS = VIOLATIONS | ALTERNATIVES
 """Every kind of deviation that a report can name, and what it means."""
+WITHOUT_DRAFT = (
+    "of an engine with a draft model give that, too (--draft): without it errors of acceptance and of the residual are "
+    "hardly found"
+)
 NOT_COVERED = (
     f"deviations of another shape; kinds that are learnt from the sequences ({', '.join(LEARNED)}); noise without "
     "direction (rounded logits, quantised weights), for which give the suspected model (--alternative)"
@@ -238,7 +242,8 @@ class Report:
             lines += [f"  {max(self._found):.4f}  any one of the kinds with a figure"]
         none = [name for name, value in self.detectable.items() if math.isnan(value)]
         lines += [f"  none at this length, however large: {', '.join(none)}"] * bool(none)
-        return [*lines, f"  (mixed into every token alike) not covered: {NOT_COVERED}"]
+        lines += [f"  (mixed into every token alike) not covered: {NOT_COVERED}"]
+        return lines if "draft-leak" in self.detectable else [*lines, f"  {WITHOUT_DRAFT}"]
 
     @property
     def _kinds(self) -> dict[str, float]:

@@ -52,8 +52,8 @@ def require_supported(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
-            f"{name} is no model of transformers; load one with load_pair or from_pretrained, and of a PeftModel give "
-            "its merge_and_unload()"
+            f"{name} is no model of transformers; give one of from_pretrained, of a Pair its target (pair.target), "
+            "and of a PeftModel its merge_and_unload()"
         )
     if model.training or any(map(_drops, model.modules())):
         raise TypeError(

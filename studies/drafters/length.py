@@ -177,15 +177,21 @@ class CalibratedDrafter(ShortenedDrafter):
         super().__init__(drafter)
         self.calibration, self.least = calibration, least
 
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        super().start(context, rows)
+        edges, accepted, mean = self.calibration.edges, self.calibration.accepted, self.calibration.mean
+        device = context.tokens.device
+        self.calibration = Calibration(edges.to(device), accepted.to(device), mean)
+
     def distribution(self, context: Context, position: int) -> Tensor:
         if position == 0:
             self.last = self.drafter.distribution(context, 0)
-            self.reached = torch.ones(len(self.last), dtype=torch.float64)
+            self.reached = self.last.new_ones(len(self.last), dtype=torch.float64)
             return self.last
         newest = self.last.gather(1, context.newest[:, None])[:, 0].double()
         self.reached = self.reached * self.calibration.of(newest)
         going = self.reached * self.calibration.mean > self.least
-        if not going.any():
+        if context.readable and not going.any():
             return torch.zeros_like(self.last)
         self.last = self.drafter.distribution(context, position)
         return self.last.masked_fill(~going[:, None], 0.0)
