@@ -25,7 +25,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from specnb.distributions import Conditional, normalise
-from specnb.drafting.base import Context, Drafter, padded
+from specnb.drafting.base import Context, Drafter, Proposal, no_distribution, padded
 from specnb.rules import (
     Plan,
     PlannedRule,
@@ -50,7 +50,6 @@ GRID = 128
 """Points at which a drafter's uniform is tried first; tokens with a probability below 1 / GRID may
 be overlooked."""
 HALVINGS = 42
-ROUNDING = 1e-4  # of the sum of a q in float32
 POINTS = 2**13
 
 
@@ -378,9 +377,9 @@ def drafts_of(drafter: Drafter, prefix: tuple[int, ...], gamma: int) -> Drafts:
         found = [_split(drafter, prefix, cell, position) for cell in cells]
         volumes = torch.cat([volume * widths for volume, (_, widths) in zip(volumes, found, strict=True)])
         cells = torch.cat([split for split, _ in found])
-    tokens, q = _proposed(drafter, prefix, cells)
-    sums, proposed = q.double().sum(dim=-1), tokens >= 0
-    if bool((q < 0).any() | ((sums - proposed.double()).abs() > ROUNDING).any()):
+    tokens, q = proposal = _proposed(drafter, prefix, cells)
+    if bool(no_distribution(proposal).any()):
+        sums = q.sum(dim=-1)
         raise ValueError(
             f"after {prefix} the drafter reports a q with sums {sums.min():.4g} to {sums.max():.4g}; q is 0 or more, "
             "and sums to 1 where a token is proposed and to 0 where none is"
@@ -438,7 +437,7 @@ def _tokens_at(drafter: Drafter, prefix: tuple[int, ...], cell: Tensor, position
     return tokens[:, position]
 
 
-def _proposed(drafter: Drafter, prefix: tuple[int, ...], uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def _proposed(drafter: Drafter, prefix: tuple[int, ...], uniforms: Tensor) -> Proposal:
     rows, gamma = uniforms.shape
     tokens = torch.tensor([[*prefix, *[0] * (gamma + 1)]]).repeat(rows, 1)
     context = Context(tokens, torch.full((rows,), len(prefix)))

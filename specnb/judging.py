@@ -245,8 +245,7 @@ def judge_drafter(
         (p, _), prefix = _pair(vocab, "any p and q", number), tuple(text)
         drafts = drafts_of(drafter, prefix, len(parents))
         drafted.append(float(drafts.probability @ (drafts.tokens >= 0).sum(dim=1).double()))
-        emitted, length = emissions(rule, drafts, p, parents), max(node_depths(parents)) + 1
-        cases.append(_compared(f"after {prefix}", emitted, p, length, BISECTED))
+        cases.append(_compared(f"after {prefix}", emissions(rule, drafts, p, parents), p, parents, BISECTED))
     if not any(drafted):
         raise ValueError(
             f"{name} proposes nothing after any of the {len(texts)} prefixes; give prefixes for which it does"
@@ -255,28 +254,36 @@ def judge_drafter(
     return DrafterJudgement(name, worst, len(cases), sum(map(bool, drafted)), float(np.mean(drafted)))
 
 
-def _off(emitted: Emissions, p: Conditional, length: int) -> float:
-    """Total variation of what follows a step to the target's joint distribution."""
-    return float(
-        total_variation(*(one.flatten() for one in (completed(emitted, p, length), joint_distribution(p, length))))
-    )
+def _compared(
+    where: str,
+    emitted: Emissions,
+    p: Conditional,
+    parents: tuple[int, ...],
+    resolution: float,
+    control: Emissions | None = None,
+) -> Case:
+    """What follows a step beside the target's joint distribution; with a `control`, the resolution
+    is `MARGIN` times what that is off."""
+    length = max(node_depths(parents)) + 1
+    want = joint_distribution(p, length)
 
+    def off(have: Tensor) -> float:
+        return float(total_variation(have.flatten(), want.flatten()))
 
-def _compared(where: str, emitted: Emissions, p: Conditional, length: int, resolution: float) -> Case:
-    worst = worst_prefix(completed(emitted, p, length), joint_distribution(p, length))
-    return Case(where, _off(emitted, p, length), resolution, worst, expected_accepted(emitted))
+    have = completed(emitted, p, length)
+    if control is not None:
+        resolution = MARGIN * off(completed(control, p, length))
+    return Case(where, off(have), resolution, worst_prefix(have, want), expected_accepted(emitted))
 
 
 def _case(rule: Rule, name: str, pair: Pair, parents: tuple[int, ...], scheme: Scheme) -> Case:
-    p, length = pair[0], max(node_depths(parents)) + 1
     where = f"{name}, gamma {len(parents)}"
     try:
         emitted, control = _emitted(rule, *pair, parents, scheme)
     except Exception as error:
         error.add_note(f"It was a step with {where}; where none is proposed, the draft token is -1 and its q is 0.")
         raise
-    resolution = EXACT if control is None else MARGIN * _off(control, p, length)
-    return _compared(where, emitted, p, length, resolution)
+    return _compared(where, emitted, pair[0], parents, EXACT, control)
 
 
 def _emitted(

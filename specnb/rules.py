@@ -208,7 +208,7 @@ def _require_arguments(kind: str, function: Callable[..., Any], given: tuple[str
         takes.bind(*given)
     except TypeError as error:
         own, needed = (", ".join(names) for names in (takes.parameters, given))
-        hint = "; PlannedRule makes a rule of a plan" if kind == "rule" and own.endswith("tree") else ""
+        hint = "; PlannedRule makes a rule of a plan" if tuple(takes.parameters) == PLAN_ARGUMENTS else ""
         raise TypeError(
             f"the {kind} {_name_of(function)} takes ({own}): {error}; it is called with ({needed}){hint}"
         ) from None

@@ -243,7 +243,7 @@ class Report:
         none = [name for name, value in self.detectable.items() if math.isnan(value)]
         lines += [f"  none at this length, however large: {', '.join(none)}"] * bool(none)
         lines += [f"  (mixed into every token alike) not covered: {NOT_COVERED}"]
-        return lines if "draft-leak" in self.detectable else [*lines, f"  {WITHOUT_DRAFT}"]
+        return lines + [f"  {WITHOUT_DRAFT}"] * ("draft-leak" not in self.detectable)
 
     @property
     def _kinds(self) -> dict[str, float]:

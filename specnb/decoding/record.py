@@ -107,13 +107,19 @@ class StepRecord:
     def acceptance_rate(self) -> float:
         """Accepted over drafted tokens; NaN if nothing was drafted. Not alpha, since draft tokens
         after a rejection count as drafted."""
-        drafted = int((self.draft_tokens[self.active] >= 0).sum())
+        drafted = self.drafted
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens of all steps."""
+        return int((self.draft_tokens[self.active] >= 0).sum())
 
     def __str__(self) -> str:
         """What was emitted and accepted, in a line."""
-        drafted = int((self.draft_tokens[self.active] >= 0).sum())
-        told = f"{self.acceptance_rate:.2f} of {drafted} draft tokens accepted" if drafted else "nothing drafted"
+        told = (
+            f"{self.acceptance_rate:.2f} of {self.drafted} draft tokens accepted" if self.drafted else "nothing drafted"
+        )
         steps = f"{self.tokens_per_step:.2f} tokens per step in {self.active.sum()} steps of {len(self.emitted)} rows"
         return f"{steps}; {told}"
 

@@ -28,7 +28,7 @@ from specnb.decoding.auto_gamma import AutoGamma, widths
 from specnb.decoding.record import CompletedRow
 from specnb.decoding.request import Request
 from specnb.distributions import Uniforms, overlap, standardise, uniforms
-from specnb.drafting.base import Context, Drafter, Proposal, nothing, padded
+from specnb.drafting.base import Context, Drafter, Proposal, no_distribution, nothing, padded
 from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.support import vocabulary
 from specnb.rules import Outcome, Rule, require_outcome
@@ -36,9 +36,6 @@ from specnb.trees import TokenTree
 
 IDLE = 0  # value of `State.remaining` for a row that has ended
 NAN, IMPROPER = -1, -2  # values of `State.status` for rows with an error
-TOLERANCE = 1e-4
-"""How far the sum of a drafter's q may lie from 1; the rounding of a float32 softmax stays below a
-tenth of it."""
 
 
 class State:
@@ -403,8 +400,7 @@ class Batch:
         Rows that have ended are not checked. NaN is not marked here: it is found in the overlap.
         """
         known = draft_tokens.clamp(-1, self.vocab - 1)
-        proposed = (draft_tokens >= 0).to(q.dtype)
-        wrong = ((q.sum(dim=-1) - proposed).abs() > TOLERANCE) | (q.amin(dim=-1) < 0) | (known != draft_tokens)
+        wrong = no_distribution(Proposal(draft_tokens, q)) | (known != draft_tokens)
         # A token whose q is 0 was not sampled from q, and a rule would accept it with certainty.
         wrong |= (known >= 0) & (q.gather(-1, known.clamp_min(0)[..., None])[..., 0] == 0)
         self.state.improper |= wrong.any(dim=1) & (self.state.remaining > IDLE)

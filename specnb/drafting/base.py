@@ -31,10 +31,8 @@ tensor([[1, 2, 0]])
 
 Check a new drafter by enumeration: whatever p is, a step must have the target's joint distribution.
 
->>> from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
->>> p = lambda tokens: torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
->>> emitted = drafter_step_distribution(drafter, p, prefix=(2, 0), gamma=2)
->>> torch.allclose(completed(emitted, p, 3), joint_distribution(p, 3), atol=1e-6)  # 1e-12 for a float64 table
+>>> from specnb.judging import judge_drafter
+>>> judge_drafter(drafter).exact
 True
 
 Then give it to `specnb.generate` in place of the draft model, and add it to
@@ -128,6 +126,22 @@ class Proposal(NamedTuple):
 
     draft_tokens: Tensor
     q: Tensor
+
+
+TOLERANCE = 1e-4
+"""How far the sum of a drafter's q may lie from 1; the rounding of a float32 softmax stays below a
+tenth of it."""
+
+
+def no_distribution(proposal: Proposal) -> Tensor:
+    """`(rows, gamma)`: where q is none, below 0 somewhere or with a sum other than 1 for a token and
+    0 for -1. NaN is not noticed.
+
+    >>> no_distribution(Proposal(torch.tensor([[0, 1, -1]]), torch.tensor([[[0.5, 0.5], [0.5, 0.6], [0.0, 0.0]]])))
+    tensor([[False,  True, False]])
+    """
+    proposed = (proposal.draft_tokens >= 0).to(proposal.q.dtype)
+    return ((proposal.q.sum(dim=-1) - proposed).abs() > TOLERANCE) | (proposal.q.amin(dim=-1) < 0)
 
 
 class Drafter:

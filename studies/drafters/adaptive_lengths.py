@@ -2,12 +2,12 @@
 that were measured.
 
 The trained pair continues passages of held-out files and of modules of Python's standard library at
-temperature 1. A rule of length
-looks at nothing that is sampled after it. One line of the table for each rule: tokens, draft tokens
-and passes of the draft model per step, and `speed`, the tokens over the time v + c n of a step with
-n passes of the draft model, with c and v of the draft model in `drafters` on new text; `over_best`
-is over the best fixed length, which is chosen afterwards on the same sequences, with 95% intervals
-over files. The oracle drafts just what will be accepted, of the longest fixed draft.
+temperature 1. A rule of length looks at nothing that is sampled after it. One line of the table for
+each rule: tokens, draft tokens and passes of the draft model per step, and `speed`, the tokens over
+the time v + c n of a step with n passes of the draft model, with c and v of the draft model in
+`drafters` on new text; `over_best` is over the best fixed length, which is chosen afterwards on the
+same sequences, with 95% intervals over files. The oracle drafts just what will be accepted, of the
+longest fixed draft.
 
 "calibrated" is fitted on files of the training set: how often a draft token is accepted, by its
 probability under q, and the speed that its threshold needs, which is the one it reaches there.
@@ -48,15 +48,15 @@ ORACLE = "oracle"
 
 
 class Recorded(ShortenedDrafter):
-    """All draft tokens of `drafter`; `token_probs` has their probabilities under q by step."""
+    """All draft tokens of `drafter`; `by_step` has their probabilities under q by step."""
 
     def __init__(self, drafter: ChainDrafter) -> None:
         super().__init__(drafter)
-        self.token_probs: list[Tensor] = []
+        self.by_step: list[Tensor] = []
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         proposal = self.drafter.propose(context, uniforms)
-        self.token_probs.append(proposal.q.gather(2, proposal.draft_tokens[..., None])[..., 0].double())
+        self.by_step.append(proposal.q.gather(2, proposal.draft_tokens[..., None])[..., 0].double())
         return proposal
 
 
@@ -69,7 +69,7 @@ def calibrated(pair: Pair, prompts: list[list[int]], longest: int, c: float, v: 
         pair.target, prompts, recorded, gamma=longest, max_new_tokens=new_tokens, seed=1, progress=False
     ).record
     active = torch.from_numpy(made.active)
-    accepted, probs = torch.from_numpy(made.accepted)[active], torch.stack(recorded.token_probs, dim=1)[active]
+    accepted, probs = torch.from_numpy(made.accepted)[active], torch.stack(recorded.by_step, dim=1)[active]
     calibration, speed = calibrate(probs, accepted), 1.0
     for _ in range(20):
         length = worth(calibration, probs, c * speed)
@@ -134,8 +134,9 @@ def measure(item: str, files: int, passages: int, new_tokens: int, longest: int)
         name: counts_of(pair, asked, drafter, gamma, new_tokens).groupby(of_file).sum()
         for name, (drafter, gamma) in rules(ModelDrafter(pair.draft), fitted, longest, c).items()
     }
-    counted[ORACLE] = counted[f"fixed, {longest}"].assign(drafted=lambda table: table.accepted)
-    counted[ORACLE]["passes"] = counted[ORACLE].drafted
+    counted[ORACLE] = counted[f"fixed, {longest}"].assign(
+        drafted=lambda table: table.accepted, passes=lambda table: table.accepted
+    )
 
     def speed(table: pd.DataFrame) -> float:
         return float(table.tokens.sum() / (v * table.steps.sum() + c * table.passes.sum()))

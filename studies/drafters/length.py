@@ -16,7 +16,7 @@ To read q of the next token costs a pass of the draft model, also where the rule
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,9 @@ class HighEntropy:
 class ShortenedDrafter(ChainDrafter):
     """The draft tokens of another drafter, of which a subclass leaves out the last ones."""
 
+    last: Tensor
+    token_probs: Tensor
+
     def __init__(self, drafter: ChainDrafter) -> None:
         require_part("drafter", drafter)
         self.drafter = drafter
@@ -72,6 +75,18 @@ class ShortenedDrafter(ChainDrafter):
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         self.drafter.start(context, rows)
+
+    def kept(self, context: Context, position: int) -> Tensor:
+        """The probabilities `(rows, position)` under q of the draft tokens so far, for a subclass
+        that keeps them as `token_probs`, and as `last` the q that the newest was sampled from.
+
+        Asked in `distribution` and not in `propose`, which nobody calls if this drafter is part of
+        another.
+        """
+        if position == 0:
+            return context.lengths.new_zeros(len(context.lengths), 0, dtype=torch.float64)
+        newest = self.last.gather(1, context.newest[:, None])
+        return torch.cat([self.token_probs, newest.double()], dim=1)
 
     def update(self, context: Context, outcome: Outcome) -> None:
         self.drafter.update(context, outcome)
@@ -94,9 +109,6 @@ class StoppingDrafter(ShortenedDrafter):
     tensor([[3]])
     """
 
-    last: Tensor
-    token_probs: Tensor
-
     def __init__(self, drafter: ChainDrafter, stop: StoppingRule, at_least: int = 0) -> None:
         super().__init__(drafter)
         require_whole(at_least=(at_least, 0))
@@ -106,12 +118,7 @@ class StoppingDrafter(ShortenedDrafter):
 
     def distribution(self, context: Context, position: int) -> Tensor:
         q = self.drafter.distribution(context, position)
-        if position == 0:  # not in `propose`, which nobody calls if this drafter is part of another
-            self.token_probs = q.new_zeros(len(q), 0, dtype=torch.float64)
-        else:
-            newest = self.last.gather(1, context.newest[:, None])
-            self.token_probs = torch.cat([self.token_probs, newest.double()], dim=1)
-        self.last = q
+        self.token_probs, self.last = self.kept(context, position), q
         if position < self.at_least:
             return q
         return q.masked_fill(self.stop(q, self.token_probs)[:, None], 0.0)
@@ -133,6 +140,11 @@ class Calibration:
     def of(self, token_probs: Tensor) -> Tensor:
         """The estimated acceptance of draft tokens with these probabilities."""
         return self.accepted[torch.bucketize(token_probs, self.edges)]
+
+    def next(self, token_probs: Tensor) -> Tensor:
+        """The estimated probability `(rows, n)` that the token after each draft token of
+        `token_probs` `(rows, n)` is reached and accepted."""
+        return self.of(token_probs).cumprod(dim=1) * self.mean
 
 
 def calibrate(token_probs: Tensor, accepted: Tensor, bins: int = 12) -> Calibration:
@@ -157,8 +169,7 @@ def worth(calibration: Calibration, token_probs: Tensor, least: float) -> Tensor
     >>> worth(calibration, torch.tensor([[0.8, 0.8, 0.2, 0.8], [0.2, 0.8, 0.8, 0.8]]), 0.2)
     tensor([3, 1])
     """
-    reached = calibration.of(token_probs).cumprod(dim=1)[:, :-1] * calibration.mean
-    return 1 + (reached > least).long().cumprod(dim=1).sum(dim=1)
+    return 1 + (calibration.next(token_probs)[:, :-1] > least).long().cumprod(dim=1).sum(dim=1)
 
 
 class CalibratedDrafter(ShortenedDrafter):
@@ -170,27 +181,23 @@ class CalibratedDrafter(ShortenedDrafter):
     pass: `least`. Decided by draft tokens that are kept in any case, so the step stays exact.
     """
 
-    last: Tensor
-    reached: Tensor
-
     def __init__(self, drafter: ChainDrafter, calibration: Calibration, least: float) -> None:
         super().__init__(drafter)
         self.calibration, self.least = calibration, least
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         super().start(context, rows)
-        edges, accepted, mean = self.calibration.edges, self.calibration.accepted, self.calibration.mean
-        device = context.tokens.device
-        self.calibration = Calibration(edges.to(device), accepted.to(device), mean)
+        edges, accepted = (
+            each.to(context.tokens.device) for each in (self.calibration.edges, self.calibration.accepted)
+        )
+        self.calibration = replace(self.calibration, edges=edges, accepted=accepted)
 
     def distribution(self, context: Context, position: int) -> Tensor:
+        self.token_probs = self.kept(context, position)
         if position == 0:
             self.last = self.drafter.distribution(context, 0)
-            self.reached = self.last.new_ones(len(self.last), dtype=torch.float64)
             return self.last
-        newest = self.last.gather(1, context.newest[:, None])[:, 0].double()
-        self.reached = self.reached * self.calibration.of(newest)
-        going = self.reached * self.calibration.mean > self.least
+        going = self.calibration.next(self.token_probs)[:, -1] > self.least
         if context.readable and not going.any():
             return torch.zeros_like(self.last)
         self.last = self.drafter.distribution(context, position)
