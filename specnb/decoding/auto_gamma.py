@@ -29,17 +29,18 @@ SMALLEST_WEIGHT = 1e-6  # without a prior there would be no choice in the first 
 LARGEST = 10  # the most draft tokens that are considered
 CAPTURED = (0, 1, 2, 4, 8)  # of these where a step of each number is captured as a graph
 FIXED = 4  # draft tokens of a step where they cannot be chosen; compiled, these or none are
-# Assumed cost of each draft token for the target: its part of the forward pass, sampling and the
-# rule.
-VERIFY = 0.05
-ON_DEVICE = (0.15, 0.01)
-"""The same on a CUDA device for the first draft token and for each further one: v(2) - 1 is 0.11 to
-0.22 there for two models captured with 1 and 16 rows, and v(9) - v(2) at most 0.14
-(data/results/gpu.csv)."""
+COPIED = (0.05, 0.05)
+"""Assumed cost of the first draft token of a step and of each further one, without drafting: its
+part of the target's pass, sampling and the rule. Here of copies on a CPU."""
+SAMPLED = (0.15, 0.01)
+"""The same with a draft model, and on a CUDA device. With the trained pair on a CPU v is 1.26 with
+four draft tokens (data/results/drafters.csv). On a device v(2) - 1 is 0.11 to 0.22 for two models
+captured with 1 and 16 rows, and v(9) - v(2) at most 0.14 (data/results/gpu.csv)."""
 MATCH = 6.0
 """m^2 / (m^2 + MATCH) is the prior probability that a token copied after m equal ones is accepted.
 On the real model (`studies.real.workloads`), m = 1, 2, 3, 4, 8: 0.20, 0.51, 0.69, 0.77, 0.93 at
 temperature 0; 0.12, 0.35, 0.53, 0.58, 0.82 at 1."""
+MATCH_WEIGHT, MATCH_LONG = 3.0, 0.98  # of copies, what `weight` and `long` are of other tokens
 MATCHES = 16  # longer ones count as this one
 EXPONENT = 0.82  # of the ratio of parameters, which gives c; see `specnb.measure.predict`
 
@@ -55,7 +56,7 @@ class Auto:
     lately, long  factors per step by which evidence counts less, for single positions and for the
                   mean of a row
     accepted      prior probability that a draft token is accepted, with the weight of `weight`
-                  draft tokens; of a copy it depends on the length of the match (`MATCH`)
+                  draft tokens; copies have a prior by the length of their match (`MATCH`)
 
     Raises `TypeError` for costs that are no list, array or tensor, `ValueError` for costs that are
     not at least two positive numbers, a factor or probability outside [0, 1], and a weight below
@@ -67,9 +68,9 @@ class Auto:
 
     costs: Sequence[float] | None = None
     lately: float = 0.85
-    long: float = 0.98
-    accepted: float = 0.5
-    weight: float = 3.0
+    long: float = 0.99
+    accepted: float = 0.6
+    weight: float = 4.0
 
     def __post_init__(self) -> None:
         require_number(most=1.0, lately=self.lately, long=self.long, accepted=self.accepted)
@@ -103,11 +104,11 @@ def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...
     >>> from specnb.drafting.model import ModelDrafter
     >>> pair = load_pair(packed=False)
     >>> [round(cost, 2) for cost in assumed_costs(pair.target, ModelDrafter(pair.draft))[:3]]
-    [1.0, 1.2, 1.4]
+    [1.0, 1.3, 1.46]
     """
     model = drafter.draft_model
     cost_ratio = 0.0 if model is None else (model.num_parameters() / target.num_parameters()) ** EXPONENT
-    first, further = (VERIFY, VERIFY) if target.device.type == "cpu" else ON_DEVICE
+    first, further = COPIED if model is None and target.device.type == "cpu" else SAMPLED
     verified = [0.0, *(first + further * more for more in range(LARGEST))]
     return tuple(1 + cost_ratio * drafted + cost for drafted, cost in enumerate(verified))
 
@@ -124,7 +125,7 @@ class AutoGamma:
     each draft token there is one more.
 
     >>> choice = AutoGamma(rows=2, costs=(1.0, 1.1, 1.2, 1.3))
-    >>> for _ in range(5):
+    >>> for _ in range(8):
     ...     choice.learn(drafted=np.array([3, 3]), accepted=np.array([3, 0]))
     >>> choice.choose()
     array([3, 0])
@@ -150,7 +151,7 @@ class AutoGamma:
         accepted."""
         self.known *= self.auto.lately
         self.all_known *= self.auto.long
-        self.after_match *= self.auto.long
+        self.after_match *= MATCH_LONG
         if drafted.any():
             position = np.arange(len(self.costs) - 1)
             reached = (position < drafted[:, None]) & (position <= accepted[:, None])
@@ -176,9 +177,10 @@ class AutoGamma:
 
     def _by_match(self, matched: Ints) -> NDArray[np.float64]:
         self.agreeing = agreeing = np.minimum(matched[:, None] + np.arange(len(self.costs) - 1), MATCHES)
-        weight, square = self.auto.weight, np.square(agreeing, dtype=np.float64)
+        square = np.square(agreeing, dtype=np.float64)
         tested, passed = self.after_match[:, self.rows[:, None], agreeing]
-        each: NDArray[np.float64] = (passed + weight * square / (square + MATCH)) / (tested + weight)
+        prior = MATCH_WEIGHT * square / (square + MATCH)
+        each: NDArray[np.float64] = (passed + prior) / (tested + MATCH_WEIGHT)
         return each * (matched > 0)[:, None]
 
     def _by_position(self) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tiny import llama, near_copy, next_distributions
 
 from specnb import ModelDrafter, PromptLookupDrafter, Sampling, generate
-from specnb.decoding.auto_gamma import LARGEST, ON_DEVICE, Auto, AutoGamma, assumed_costs, varies
+from specnb.decoding.auto_gamma import LARGEST, SAMPLED, Auto, AutoGamma, assumed_costs, varies
 from specnb.decoding.generate import Hooks
 from specnb.decoding.step import Batch
 from specnb.drafting.base import Drafter
@@ -237,7 +237,7 @@ def test_settings_that_mean_nothing_are_refused(given: dict[str, Any], message: 
 
 @pytest.mark.parametrize("costs", [np.array([1.0, 2.0]), torch.tensor([1.0, 2.0]), [1, np.float32(2)], range(1, 3)])
 def test_costs_may_be_any_list_of_numbers(costs: Any) -> None:
-    assert Auto(costs=costs) == Auto(costs=(1.0, 2.0), lately=0.85, long=0.98, accepted=0.5, weight=3.0)
+    assert Auto(costs=costs) == Auto(costs=(1.0, 2.0), lately=0.85, long=0.99, accepted=0.6, weight=4.0)
 
 
 def test_where_the_width_cannot_change_it_is_fixed() -> None:
@@ -256,5 +256,5 @@ def test_where_the_width_cannot_change_it_is_fixed() -> None:
 def test_on_a_device_the_first_draft_token_is_assumed_to_cost_most() -> None:
     target: Any = SimpleNamespace(device=torch.device("cuda"))
     costs = assumed_costs(target, PromptLookupDrafter(4))
-    assert np.allclose(costs[:3], [1, 1 + ON_DEVICE[0], 1 + sum(ON_DEVICE)])
+    assert np.allclose(costs[:3], [1, 1 + SAMPLED[0], 1 + sum(SAMPLED)])
     assert len(costs) == LARGEST + 1
