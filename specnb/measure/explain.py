@@ -84,7 +84,7 @@ def explain(
     if most is None and acceptance_rate is not None:
         raise ValueError("gamma is missing; an acceptance rate gives the tokens of a step only with it")
     tokens = tokens_of(1e6 if most is None else in_range("gamma", most, 1, 1e6), accepted, []).value
-    cost = tokens / in_range("speedup", speedup, 0.01, 1000)
+    speedup = in_range("speedup", speedup, 0.01, 1000)
     parts, unknown = dict[str, Range](), ["verification", "overhead", "the prompt"]
     passes = most if draft_passes is None else in_range("draft_passes", draft_passes, 0, 1e6)
     sizes = {"params": params, "layers": layers}
@@ -101,8 +101,12 @@ def explain(
         parts["verification"] = Range(*roofline(1 + checked, gpu, bytes_per_param, active, batch, cache_ratio)[0])
     if overhead is not None:
         parts["overhead"] = Range(*[in_range("overhead", overhead, 0, 1e6)] * 3)
-    unknown = [name for name in unknown if name not in parts]
-    known = parts.values()
-    ends = [cost - sum(getattr(part, end) for part in known) for end in ("value", "high", "low")]
+    return explained(speedup, tokens, parts, [name for name in unknown if name not in parts])
+
+
+def explained(speedup: float, tokens: float, parts: dict[str, Range], unknown: Sequence[str]) -> Explanation:
+    """The explanation of a step with these `parts`; `unknown` names what the rest consists of."""
+    cost = tokens / speedup
+    ends = [cost - sum(getattr(part, end) for part in parts.values()) for end in ("value", "high", "low")]
     named = " and ".join(filter(None, [", ".join(unknown[:-1]), unknown[-1]]))
     return Explanation(float(speedup), tokens, cost, parts, Range(*ends), named)

@@ -24,6 +24,8 @@ from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.choice import Draft, as_drafter
 from specnb.measure.cost import measure_costs, mid_generation
+from specnb.measure.explain import Explanation, explained
+from specnb.measure.predict import Range
 from specnb.measure.statistics import Estimate, bootstrap
 from specnb.measure.timing import Job, measured_on, time_round
 from specnb.models.loading import Pair
@@ -60,6 +62,13 @@ class Speedup:
         """Of plain and of speculative decoding."""
         plain, speculative = self.tokens.sum(axis=0) / self.seconds.sum(axis=0)
         return float(plain), float(speculative)
+
+    @property
+    def explanation(self) -> Explanation:
+        """What the steps of these calls cost, by part, as `specnb.explain` says it."""
+        parts = {name: Range(cost, cost, cost) for name, cost in self.parts.items()}
+        unknown = [name for name in ("drafting", "verification", "overhead", "the prompt") if name not in parts]
+        return explained(self.speedup.value, self.tokens_per_step, parts, unknown)
 
     def __str__(self) -> str:
         plain, speculative = self.tokens_per_second
@@ -105,6 +114,8 @@ def measure_speedup(
     >>> found = measure_speedup(pair, [[1], [2], [3]], gamma=2, max_new_tokens=8, rounds=1)
     >>> found.seconds.shape, found.predicted is not None
     ((3, 2), True)
+    >>> found.explanation.rest_is
+    'overhead and the prompt'
     """
     if isinstance(target, Pair):
         own: Any = target.draft
