@@ -1,5 +1,4 @@
-"""Figures of key-value caches: the owner and state of each entry, and the attention mask of each
-token."""
+"""Figures of key-value caches: the owner and state of each entry."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from typing import NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -95,11 +93,10 @@ def _draw(
         owner, at = int(shot.owners[row, column]), (left + column, top + row)
         place = shot.positions[row, column] - known[owner]
         if owner >= 0 and place <= drafted:
-            kind = (
-                "sequence" if place < 0 else "newest" if place == 0 else "rejected" if place > accepted[owner] else ""
-            )
+            drafted_kind = "accepted" if place <= accepted[owner] else "rejected"
+            kind = "sequence" if place < 0 else "newest" if place == 0 else drafted_kind
             here = shot.positions[row, column] < shot.lengths[owner]
-            axis.add_patch(Rectangle(at, 1, 0.9, fc=COLOURS[ENTRY_KINDS[kind or "accepted"]], alpha=1 if here else 0.2))
+            axis.add_patch(Rectangle(at, 1, 0.9, fc=COLOURS[ENTRY_KINDS[kind]], alpha=1 if here else 0.2))
             axis.text(at[0] + 0.5, at[1] + 0.5, "abcdefgh"[owner] if here else "", color="white", fontsize=5,
                       ha="center", va="center")  # fmt: skip
         elif owner < 0:
@@ -110,19 +107,3 @@ def _draw(
     if not shot.moves:
         for row, end in enumerate(shot.lengths):
             axis.plot([left + end] * 2, [top + row - 0.08, top + row + 0.98], color=COLOURS["theory"], lw=2)
-
-
-def draw_masks(shots: dict[str, Snapshot], n: int) -> Figure:
-    """The masks of the last `n` tokens of each sequence, one panel per layout and one line per
-    token."""
-    widths = [shot.owners.shape[1] for shot in shots.values()]
-    figure, axes = plt.subplots(1, len(shots), figsize=(PAGE, 2.0), width_ratios=widths)
-    for axis, (name, shot) in zip(axes, shots.items(), strict=True):
-        mask = visible_entries(shot, n)
-        sns.heatmap(mask, cmap=["white", COLOURS["target"]], cbar=False, xticklabels=3, ax=axis)
-        sequences = np.arange(len(shot.lengths))
-        axis.set(xlabel="entry", title=f"{name}\n{mask.sum()} of {mask.size} seen")
-        axis.set_yticks(n * (sequences + 0.5), list("abcdefgh"[: len(sequences)]), rotation=0)
-        for edge in n * sequences[1:]:
-            axis.axhline(edge, color=COLOURS["muted"], lw=0.6)
-    return figure
