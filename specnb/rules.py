@@ -178,7 +178,12 @@ class PlannedRule:
         return Outcome(entry, token) if tree is None else Outcome(shape.depths[entry], token, shape.paths[entry])
 
     def plan_for(self, p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-        """The plan, with the shapes that it must have. Raises `TypeError` for another one."""
+        """The plan, with the shapes that it must have. Raises `TypeError` for another one, and
+        `ValueError` for p, q and draft tokens that do not go together."""
+        nodes, vocab = p.shape[-2] - 1, p.shape[-1]
+        if q.shape[-2:] != (nodes, vocab) or draft_tokens.shape[-1:] != (nodes,):
+            shapes = f"p is {tuple(p.shape)}, q {tuple(q.shape)} and draft_tokens {tuple(draft_tokens.shape)}"
+            raise ValueError(f"{shapes}; they must be (..., nodes + 1, vocab), (..., nodes, vocab) and (..., nodes)")
         plan = self.plan(p, q, draft_tokens, tree)
         require_plan(plan, p, self)
         return plan

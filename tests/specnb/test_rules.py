@@ -3,6 +3,7 @@ execution is found."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -349,6 +350,13 @@ def test_rules_are_values() -> None:
     assert lenient_verification(0.5) != lenient_greedy_verification(0.5)
     assert repr(lenient_verification(0.5)) == "lenient_verification(0.5)"
     assert (token_verification.__name__, repr(exact_match)) == ("token_verification", "exact_match")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("shapes", [((3, 5), (2, 4), 2), ((3, 4), (3, 4), 3), ((3, 4), (2, 4), 3)])
+def test_distributions_that_do_not_go_together_are_named(shapes: tuple[tuple[int, int], tuple[int, int], int]) -> None:
+    p, q, gamma = torch.rand(shapes[0]), torch.rand(shapes[1]), shapes[2]
+    with pytest.raises(ValueError, match=re.escape(f"p is {shapes[0]}, q {shapes[1]} and draft_tokens ({gamma},)")):
+        token_verification(p, q, torch.zeros(gamma, dtype=torch.int64), torch.rand(gamma), torch.rand(()))
 
 
 def test_a_tree_has_its_shape() -> None:
