@@ -157,7 +157,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     one, sixteen = (costs[size, 17] - costs[size, 2] for size in (1, 16))
     yield "11", f"adds {one:.2f} with one row, and {sixteen:.2f} with 16 rows"
     first = gpu.query("kind == 'pass' and model == 'target' and way == 'graph' and n == 2").cost - 1
-    yield "11", f"On a device the first adds {first.min():.2f} to {first.max():.2f}"
+    yield "11", f"Captured, the first adds {first.min():.2f} to {first.max():.2f}"
     gains = f"for a target of 6 billion weights, and {1 / real.max():.1f} to {1 / real.min():.1f} times for SmolLM2"
     yield "docs/decode.md", f"is then {1 / large:.1f} times as fast as without {gains}"
     real = _table("workloads").set_index(["way", "kind", "temperature", "top_p"]).sort_index()
@@ -203,7 +203,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     others = bugs.filter(regex=", draft$|kernel").notna().any(axis=1)
     assert list(bugs.index[bugs.audit.notna() & ~others]) == ["tail-truncated"]
     assert list(bugs.index[bugs.audit.isna() & others]) == ["unverified"]
-    yield "audit/03", f"of {len(bugs)} bugs, one that no other test with q finds"
+    yield "audit/03", f"of {len(bugs)} bugs, one that no other test of the distribution with q finds"
     (pair,) = _table("02_rejection_sampling").to_dict("records")
     yield "02", f"at {pair['pairs']} prefixes of one held-out file, {pair['mean 1/M']:.2%} of the tokens instead of "
 
