@@ -81,7 +81,6 @@ def calibrated(pair: Pair, prompts: list[list[int]], longest: int, c: float, v: 
 def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, new_tokens: int) -> pd.DataFrame:
     """Tokens, steps, draft tokens, passes of the draft model and accepted tokens of each
     sequence."""
-    at_once = 1 if gamma == "auto" else 32  # where it learns from each sequence alone
     made = generate(
         pair.target,
         prompts,
@@ -90,7 +89,7 @@ def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, ne
         max_new_tokens=new_tokens,
         seed=0,
         progress=False,
-        batch_size=at_once,
+        batch_size=32,
     ).record
     accepted, steps = (made.accepted * made.active).sum(axis=1), made.active.sum(axis=1)
     lengths = (made.draft_tokens >= 0).sum(axis=2)
