@@ -3,11 +3,11 @@ that were measured.
 
 The trained pair continues passages of held-out files and of modules of Python's standard library at
 temperature 1. A rule of length looks at nothing that is sampled after it. One line of the table for
-each rule: tokens, draft tokens and passes of the draft model per step, and `speed`, the tokens over
-the time v + c n of a step with n passes of the draft model, with c and v of the draft model in
-`drafters` on new text; `over_best` is over the best fixed length, which is chosen afterwards on the
-same sequences, with 95% intervals over files. The oracle drafts just what will be accepted, of the
-longest fixed draft.
+each rule: tokens, draft tokens and passes of the draft model per step, the fraction of `plain`
+steps without a draft token, and `speed`, the tokens over the time of the steps: v, or 1 if plain,
+and c for each pass of the draft model, with its c and v in `drafters` on new text. `over_best` is
+over the best fixed length, which is chosen afterwards on the same sequences, with 95% intervals
+over files. The oracle drafts just what will be accepted, of the longest fixed draft.
 
 "calibrated" is fitted on files of the training set: how often a draft token is accepted, by its
 probability under q, and the speed that its threshold needs, which is the one it reaches there.
@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from specnb.decoding.auto_gamma import Auto
 from specnb.decoding.generate import generate
 from specnb.drafting.base import ChainDrafter, Context, Proposal
 from specnb.drafting.model import ModelDrafter
@@ -79,8 +80,8 @@ def calibrated(pair: Pair, prompts: list[list[int]], longest: int, c: float, v: 
 
 
 def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, new_tokens: int) -> pd.DataFrame:
-    """Tokens, steps, draft tokens, passes of the draft model and accepted tokens of each
-    sequence."""
+    """Tokens, steps, those without a draft token, draft tokens, passes of the draft model and accepted
+    tokens of each sequence; `in_vain`, the steps in which none was accepted."""
     made = generate(
         pair.target,
         prompts,
@@ -96,14 +97,14 @@ def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, ne
     drafted = (lengths * made.active).sum(axis=1)
     # A rule that reads q of the next token has it from a pass, also where it then stops.
     read = ((lengths < gamma) & made.active).sum(axis=1) if isinstance(drafter, StoppingDrafter) else 0
-    return pd.DataFrame(
-        {"tokens": accepted + steps, "steps": steps, "drafted": drafted, "passes": drafted + read, "accepted": accepted}
-    )
+    plain, in_vain = (((each == 0) & made.active).sum(axis=1) for each in (lengths, made.accepted))
+    counted = {"tokens": accepted + steps, "steps": steps, "plain": plain, "drafted": drafted}
+    return pd.DataFrame(counted | {"passes": drafted + read, "accepted": accepted, "in_vain": in_vain})
 
 
 def rules(
-    draft: ChainDrafter, fitted: ChainDrafter, longest: int, c: float
-) -> dict[str, tuple[ChainDrafter, int | str]]:
+    draft: ChainDrafter, fitted: ChainDrafter, longest: int, c: float, v: float
+) -> dict[str, tuple[ChainDrafter, Any]]:
     """Every rule with the largest number of draft tokens."""
     fixed = {f"fixed, {gamma}": (draft, gamma) for gamma in range(1, longest + 1)}
     lengths = tuple(range(1, longest + 1))
@@ -114,6 +115,7 @@ def rules(
         "bandit": (BanditDrafter(draft, lengths, c), longest),
         "calibrated": (fitted, longest),
         "auto": (draft, "auto"),
+        "auto, measured costs": (draft, Auto([1.0, *(v + c * length for length in lengths)])),
     }
 
 
@@ -131,14 +133,15 @@ def measure(item: str, files: int, passages: int, new_tokens: int, longest: int)
     fitted = calibrated(pair, [ids for ids in begun if len(ids) == PROMPT_TOKENS], longest, c, v, new_tokens)
     counted = {
         name: counts_of(pair, asked, drafter, gamma, new_tokens).groupby(of_file).sum()
-        for name, (drafter, gamma) in rules(ModelDrafter(pair.draft), fitted, longest, c).items()
+        for name, (drafter, gamma) in rules(ModelDrafter(pair.draft), fitted, longest, c, v).items()
     }
     counted[ORACLE] = counted[f"fixed, {longest}"].assign(
-        drafted=lambda table: table.accepted, passes=lambda table: table.accepted
+        drafted=lambda table: table.accepted, passes=lambda table: table.accepted, plain=lambda table: table.in_vain
     )
 
     def speed(table: pd.DataFrame) -> float:
-        return float(table.tokens.sum() / (v * table.steps.sum() + c * table.passes.sum()))
+        total = table.sum()
+        return float(total.tokens / (v * (total.steps - total.plain) + total.plain + c * total.passes))
 
     best = max((name for name in counted if name.startswith("fixed")), key=lambda name: speed(counted[name]))
 
@@ -148,7 +151,7 @@ def measure(item: str, files: int, passages: int, new_tokens: int, longest: int)
     for name, table in counted.items():
         steps = table.steps.sum()
         per_step = {"tokens_per_step": table.tokens.sum() / steps, "drafted_per_step": table.drafted.sum() / steps}
-        per_step["passes_per_step"] = table.passes.sum() / steps
+        per_step |= {"passes_per_step": table.passes.sum() / steps, "plain": table.plain.sum() / steps}
         known = {"rule": name, "files": len(texts), "sequences": len(asked), **per_step, "c": c, "v": v}
         yield known | {"speed": speed(table)} | columns("over_best", over_best(table))
 
