@@ -107,12 +107,13 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "08", f"timed apart, is {speed} faster than token verification at temperature 1"
     lengths = _table("adaptive_lengths").set_index("rule")
     ends = ["over_best", "over_best_low", "over_best_high"]
-    best, egag, auto, most = (
-        "{:.2f} [{:.2f}, {:.2f}]".format(*lengths.loc[name, ends]) for name in ("calibrated", "EGAG", "auto", "oracle")
+    best, egag, auto, informed, most = (
+        "{:.2f} [{:.2f}, {:.2f}]".format(*lengths.loc[name, ends])
+        for name in ("calibrated", "EGAG", "auto", "auto, measured costs", "oracle")
     )
     yield "09", f"`calibrated`, with {best} of its speed"
     yield "09", f"EGAG reaches {egag} of it, the bandit"
-    yield "09", f"and `auto` {auto}; the oracle has {most}"
+    yield "09", f"and `auto` {auto}, with the measured costs {informed}; the oracle has {most}"
     exits = _table("early_exits")
     assert (exits.alpha_high < exits.c).all()
     least, most = exits.min(numeric_only=True), exits.max(numeric_only=True)

@@ -80,8 +80,8 @@ def calibrated(pair: Pair, prompts: list[list[int]], longest: int, c: float, v: 
 
 
 def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, new_tokens: int) -> pd.DataFrame:
-    """Tokens, steps, those without a draft token, draft tokens, passes of the draft model and accepted
-    tokens of each sequence; `in_vain`, the steps in which none was accepted."""
+    """Of each sequence its tokens, steps, those without a draft token, draft tokens, passes of the
+    draft model and accepted tokens; `in_vain`, the steps in which none was accepted."""
     made = generate(
         pair.target,
         prompts,
