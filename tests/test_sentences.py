@@ -154,7 +154,7 @@ def _sentences() -> Iterator[tuple[str, str]]:
     large, real = eager["6b"].item(), eager["smollm2"]
     yield "11", f"{large:.2f} of the time of an eager one with 6 billion weights, and {real.max():.2f} with 135 million"
     assert f"{real.min():.2f}" == f"{real.max():.2f}"
-    told = "With acceptance set to 0.8, replayed speculation is"
+    told = "With acceptance set to 0.8 and the best of three gammas, replayed speculation is"
     yield "11", f"takes {large:.2f} of the time of an eager one. {told} {six[1][:4]}"
     expected = timed.predicted["call", "6b", "", 1, 1, "model 4, graph"]
     yield "11", f"The prediction for the large target, {expected:.2f}, is too high"
