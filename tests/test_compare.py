@@ -62,6 +62,18 @@ def test_the_same_files_are_counted(root: Path, script: ModuleType, capsys: pyte
     assert capsys.readouterr().out == "6 files are as committed\n"
 
 
+def test_a_pdf_may_differ_in_its_last_digits_where_the_svg_is_the_same(root: Path, script: ModuleType) -> None:
+    for folder, content in ((root, "1.0000001"), (root / "build", "1.0000002")):
+        (folder / "figures/00_other.pdf").write_text(content)
+        (folder / "figures/00_other.svg").write_text("1.0")
+    assert script.main([], root) == 0
+    (root / "build/figures/00_other.svg").write_text("1.1")
+    assert script.main([], root) == 1
+    (root / "build/figures/00_other.svg").unlink()
+    (root / "figures/00_other.svg").unlink()
+    assert script.main([], root) == 1
+
+
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
