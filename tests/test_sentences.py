@@ -119,11 +119,8 @@ def _sentences() -> Iterator[tuple[str, str]]:
     least, most = exits.min(numeric_only=True), exits.max(numeric_only=True)
     shares = f"{least.c:.2f} to {most.c:.2f}, in all {len(exits)} rows"
     yield "09", rf"$\alpha$, {least.alpha:.2f} to {most.alpha:.2f}, is below $c$, {shares}"
-    yield (
-        "09",
-        f"{least.passes:.2f} to {most.passes:.2f} remain of 3, and the nested draft reaches {least.nested:.2f} to",
-    )
-    yield "09", f"to {most.nested:.2f} of plain decoding"
+    reached = f"the nested draft reaches {least.nested:.2f} to {most.nested:.2f} of plain decoding"
+    yield "09", f"{least.passes:.2f} to {most.passes:.2f} remain of 3, and {reached}"
     cut = [_stored("11", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]
     yield "11", "eight rows together then emit {:.2f} tokens per step instead of {:.2f}".format(*cut)
     gpu = _table("gpu")

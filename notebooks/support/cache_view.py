@@ -47,18 +47,6 @@ def snapshot(rows: Rows) -> Snapshot:
     return Snapshot(np.where(positions < 0, -1, owners), positions.clip(-1), lengths, moves=True)
 
 
-def visible_entries(shot: Snapshot, n: int) -> NDArray[np.bool_]:
-    """The mask of the last `n` tokens of each sequence, `(sequences * n, width)`.
-
-    A token attends to the entries of its own sequence at positions up to its own.
-    """
-    owner = np.repeat(np.arange(len(shot.lengths)), n)
-    position = (shot.lengths[:, None] - n + np.arange(n)).ravel()
-    row = owner if len(shot.owners) > 1 else np.zeros_like(owner)
-    mask = (shot.owners[row] == owner[:, None]) & (shot.positions[row] <= position[:, None])
-    return np.asarray(mask, dtype=bool)
-
-
 def draw_caches(
     shots: dict[tuple[str, str], Snapshot], known: Sequence[int], accepted: Sequence[int], drafted: int
 ) -> Figure:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specnb.measure.predict import Pair, Range, cost_ratio_of, in_range, roofline, tokens_of
+from specnb.measure.predict import Pair, Range, cost_ratio_of, exactly, in_range, roofline, tokens_of
 
 ADVICE = {
     "drafting": "a cheaper drafter, fewer draft tokens a step, or all of them in one pass",
@@ -18,6 +18,7 @@ ADVICE = {
     "the rest": "its parts, measured one by one: `measure_speedup`, and `generate` with `Hooks(timed=True)`",
 }
 NEGLIGIBLE = 0.05  # of a step
+PARTS = ("drafting", "verification", "overhead", "the prompt")  # what a step costs
 
 
 @dataclass(frozen=True)
@@ -85,28 +86,26 @@ def explain(
         raise ValueError("gamma is missing; an acceptance rate gives the tokens of a step only with it")
     tokens = tokens_of(1e6 if most is None else in_range("gamma", most, 1, 1e6), accepted, []).value
     speedup = in_range("speedup", speedup, 0.01, 1000)
-    parts, unknown = dict[str, Range](), ["verification", "overhead", "the prompt"]
+    parts = dict[str, Range]()
     passes = most if draft_passes is None else in_range("draft_passes", draft_passes, 0, 1e6)
     sizes = {"params": params, "layers": layers}
     if passes is not None and any(one is not None for one in (cost_ratio, params, layers)):
         c = cost_ratio_of(cost_ratio, sizes, [])
         parts["drafting"] = Range(passes * c.value, passes * c.low, passes * c.high)
-    else:
-        unknown = ["drafting", *unknown]
     checked = most if verified is None else in_range("verified", verified, 1, 1e6)
     if checked is not None and verify_cost is not None:
         v = verify_cost(1 + checked) if callable(verify_cost) else verify_cost
-        parts["verification"] = Range(*[in_range("verify_cost", v, 0.01, 1e6)] * 3)
+        parts["verification"] = exactly(in_range("verify_cost", v, 0.01, 1e6))
     elif checked is not None and gpu is not None:
         parts["verification"] = Range(*roofline(1 + checked, gpu, bytes_per_param, active, batch, cache_ratio)[0])
     if overhead is not None:
-        parts["overhead"] = Range(*[in_range("overhead", overhead, 0, 1e6)] * 3)
-    return explained(speedup, tokens, parts, [name for name in unknown if name not in parts])
+        parts["overhead"] = exactly(in_range("overhead", overhead, 0, 1e6))
+    return explained(speedup, tokens, parts)
 
 
-def explained(speedup: float, tokens: float, parts: dict[str, Range], unknown: Sequence[str]) -> Explanation:
-    """The explanation of a step with these `parts`; `unknown` names what the rest consists of."""
-    cost = tokens / speedup
+def explained(speedup: float, tokens: float, parts: dict[str, Range]) -> Explanation:
+    """The explanation of a step with these `parts`; the others of `PARTS` are the rest."""
+    cost, unknown = tokens / speedup, [name for name in PARTS if name not in parts]
     ends = [cost - sum(getattr(part, end) for part in parts.values()) for end in ("value", "high", "low")]
     named = " and ".join(filter(None, [", ".join(unknown[:-1]), unknown[-1]]))
-    return Explanation(float(speedup), tokens, cost, parts, Range(*ends), named)
+    return Explanation(speedup, tokens, cost, parts, Range(*ends), named)

@@ -41,6 +41,11 @@ class Range:
         return f"{self.value:.2f}" + (f" [{self.low:.2f}, {self.high:.2f}]" if self.low < self.high else "")
 
 
+def exactly(value: float) -> Range:
+    """The range of a value that is known."""
+    return Range(value, value, value)
+
+
 # Of a target forward pass, per step: sampling, verification, cache, scheduler.
 OVERHEAD = Range(0.1, 0.0, 0.25)
 REPEATED = 1.1  # by what two measurements of one set-up may differ
@@ -162,7 +167,7 @@ def _step(given: Mapping[str, Any]) -> tuple[float, list[Range], list[str]]:
         ends = (in_range("verify_cost", v(n) if callable(v) else v, 0.01, 1e6),) * 3
     if rest is None:
         missing.append("overhead: 0 to 0.25 of a target forward pass per step")
-    rest = OVERHEAD if rest is None else Range(*[in_range("overhead", rest, 0, 1e6)] * 3)
+    rest = OVERHEAD if rest is None else exactly(in_range("overhead", rest, 0, 1e6))
     return gamma, [tokens, Range(passes * c.value, passes * c.low, passes * c.high), Range(*ends), rest], missing
 
 
@@ -221,12 +226,12 @@ def tokens_of(gamma: float, given: dict[str, Any], missing: list[str]) -> Range:
         more = float(expected_tokens(in_range(name, value, 0, 1), gamma)) - 1
         missing.append("dependence of acceptances: 0.75 to 1.1 of the accepted tokens that Equation 1 gives")
         return Range(1 + more, 1 + DEPENDENCE[0] * more, min(1 + DEPENDENCE[1] * more, gamma + 1))
-    return Range(mean, mean, mean)
+    return exactly(mean)
 
 
 def cost_ratio_of(cost_ratio: float | None, sizes: dict[str, Pair | None], missing: list[str]) -> Range:
     if cost_ratio is not None:
-        return Range(*[in_range("cost_ratio", cost_ratio, 0, 1e6)] * 3)
+        return exactly(in_range("cost_ratio", cost_ratio, 0, 1e6))
     for name, pair in sizes.items():
         if pair is not None:
             target, draft = _pair(name, pair, "two positive numbers, (target, draft)")

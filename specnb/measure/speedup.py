@@ -25,7 +25,7 @@ from specnb.drafting.base import Drafter
 from specnb.drafting.choice import Draft, as_drafter
 from specnb.measure.cost import measure_costs, mid_generation
 from specnb.measure.explain import Explanation, explained
-from specnb.measure.predict import Range
+from specnb.measure.predict import exactly
 from specnb.measure.statistics import Estimate, bootstrap
 from specnb.measure.timing import Job, measured_on, time_round
 from specnb.models.loading import Pair
@@ -66,9 +66,8 @@ class Speedup:
     @property
     def explanation(self) -> Explanation:
         """What the steps of these calls cost, by part, as `specnb.explain` says it."""
-        parts = {name: Range(cost, cost, cost) for name, cost in self.parts.items()}
-        unknown = [name for name in ("drafting", "verification", "overhead", "the prompt") if name not in parts]
-        return explained(self.speedup.value, self.tokens_per_step, parts, unknown)
+        parts = {name: exactly(cost) for name, cost in self.parts.items()}
+        return explained(self.speedup.value, self.tokens_per_step, parts)
 
     def __str__(self) -> str:
         plain, speculative = self.tokens_per_second

@@ -149,9 +149,8 @@ def measure(item: str, files: int, passages: int, new_tokens: int, longest: int)
         return over_rows(lambda rows: speed(table.iloc[rows]) / speed(counted[best].iloc[rows]), len(texts))
 
     for name, table in counted.items():
-        steps = table.steps.sum()
-        per_step = {"tokens_per_step": table.tokens.sum() / steps, "drafted_per_step": table.drafted.sum() / steps}
-        per_step |= {"passes_per_step": table.passes.sum() / steps, "plain": table.plain.sum() / steps}
+        each = table.sum() / table.steps.sum()
+        per_step = {f"{what}_per_step": each[what] for what in ("tokens", "drafted", "passes")} | {"plain": each.plain}
         known = {"rule": name, "files": len(texts), "sequences": len(asked), **per_step, "c": c, "v": v}
         yield known | {"speed": speed(table)} | columns("over_best", over_best(table))
 

@@ -19,10 +19,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.decoding.generate import generate
-from specnb.distributions import Sampling, overlap, standardise
+from specnb.distributions import Sampling, overlap
 from specnb.drafting.base import Context
 from specnb.drafting.model import ModelDrafter
 from specnb.drafting.ngram import PromptLookupDrafter
+from specnb.measure.acceptance import distributions_along
 from specnb.measure.statistics import ratio_of_sums
 from specnb.rules import Outcome
 from studies.drafters.early_exit import early_exit
@@ -44,9 +45,7 @@ class Counted(HierarchicalDrafter):
 @torch.inference_mode()
 def overlaps(models: tuple[PreTrainedModel, PreTrainedModel], ids: list[int], new: int, sampling: Sampling) -> float:
     """The sum of the overlaps of both models at the last `new` tokens of `ids`."""
-    logits = (model(torch.tensor([ids]), logits_to_keep=new + 1).logits[0, :-1].float() for model in models)
-    p, q = (standardise(each, sampling) for each in logits)
-    return float(overlap(p, q).sum())
+    return float(overlap(*(distributions_along(model, [ids], new, sampling) for model in models)).sum())
 
 
 def measure(
@@ -56,8 +55,10 @@ def measure(
     target, tokenizer = model_and_tokenizer("float32")
     asked = prompts_of(tokenizer, item, prompts)
     for temperature in temperatures:
-        how: dict[str, Any] = {"sampling": Sampling(temperature), "max_new_tokens": new_tokens, "progress": False}
-        how |= {"eos": tokenizer.eos_token_id}
+        how: dict[str, Any] = {
+            "sampling": Sampling(temperature), "max_new_tokens": new_tokens, "eos": tokenizer.eos_token_id,
+            "progress": False,
+        }  # fmt: skip
         answers = generate(target, asked, None, seed=0, **how).tokens
         for number in layers:
             exit_model = early_exit(target, number)

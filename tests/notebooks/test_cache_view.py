@@ -3,16 +3,29 @@
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tiny import llama
 from torch import Tensor
 
-from notebooks.support.cache_view import snapshot, visible_entries
+from notebooks.support.cache_view import Snapshot, snapshot
 from specnb.models import cache
 from studies.batching import batch_layouts
 from studies.batching.batch_layouts import LAYOUTS
 
 SEQUENCES = [[1, 2, 0], [3], [0, 1]]
 BLOCK = torch.tensor([[1, 2], [0, 0], [3, 1]])
+
+
+def visible_entries(shot: Snapshot, n: int) -> NDArray[np.bool_]:
+    """The mask of the last `n` tokens of each sequence, `(sequences * n, width)`.
+
+    A token attends to the entries of its own sequence at positions up to its own.
+    """
+    owner = np.repeat(np.arange(len(shot.lengths)), n)
+    position = (shot.lengths[:, None] - n + np.arange(n)).ravel()
+    row = owner if len(shot.owners) > 1 else np.zeros_like(owner)
+    mask = (shot.owners[row] == owner[:, None]) & (shot.positions[row] <= position[:, None])
+    return np.asarray(mask, dtype=bool)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
