@@ -35,17 +35,14 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.given_tokens import Tokens, as_list, named_settings, token_lists
-from specnb.decoding.request import require_context, require_models, require_tokens
+from specnb.cache import CachedModel
+from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling
-from specnb.drafting.choice import as_drafter
-from specnb.drafting.model import ModelDrafter
-from specnb.models.cached_model import CachedModel
-from specnb.models.known import one_at_a_time
-from specnb.models.probe import require_agreement
-from specnb.models.support import vocabulary
-from specnb.models.token_map import TokenMap
+from specnb.drafters import ModelDrafter
+from specnb.fast import PrivateModel
 from specnb.number_checks import require_whole
+from specnb.sampler import Tokens, as_list, named_settings, require_context, require_models, require_tokens, token_lists
+from specnb.support import TokenMap, vocabulary
 
 Path = tuple[int, ...]
 """A node of the tree of all continuations: the tokens from the prompt to it."""
@@ -380,11 +377,10 @@ class BeamSearch:
 
 
 @named_settings
-@one_at_a_time
 def beam_search(
     target: PreTrainedModel,
     prompt: Sequence[int],
-    draft: PreTrainedModel | None = None,
+    draft: PreTrainedModel | ModelDrafter | None = None,
     *,
     width: int = 4,
     draft_width: int | None = None,
@@ -418,7 +414,9 @@ def beam_search(
     """
     settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(as_list(eos)))))
     draft_width = 2 * width if draft_width is None else draft_width
-    drafter = as_drafter(draft, Sampling(), target)
+    drafter: Any = draft
+    if isinstance(draft, PreTrainedModel) and isinstance(target, PreTrainedModel):
+        drafter = ModelDrafter(draft, Sampling(), vocab=vocabulary(target))
     require_models(target, drafter)
     if not (drafter is None or isinstance(drafter, ModelDrafter)):
         raise TypeError(f"draft is a {type(drafter).__name__}; a beam search drafts with a model: give that")
@@ -429,9 +427,11 @@ def beam_search(
     _require_widths(settings, *drafted, vocabulary(target))
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
-    require_agreement(target, len(prompt) - 1 + capacity, tree=True)
-    of_target = TreeModel(target, prompt, capacity)
-    of_draft = None if drafter is None else TreeModel(drafter.model, prompt, capacity, drafter.token_map)
+    private = PrivateModel(target)
+    longest = len(prompt) + max_new_tokens
+    require_agreement(target, private.modules, len(prompt), longest, len(prompt) - 1 + capacity, tree=True)
+    of_target = TreeModel(private.modules, prompt, capacity)
+    of_draft = None if drafter is None else TreeModel(drafter.private.modules, prompt, capacity, drafter.token_map)
     found, levels, nodes, draft_nodes = [start()], list[int](), list[int](), list[tuple[int, ...]]()
     with tqdm(total=max_new_tokens, desc="levels", delay=3, leave=False, disable=not progress) as bar:
         for reached in steps(of_target, settings, of_draft, draft_width, gamma):
@@ -441,6 +441,8 @@ def beam_search(
             draft_nodes.append(of_draft.taken_runs() if of_draft is not None else ())
             bar.update(len(reached))
     best_beams = found[-1].finished
+    for beam in (best_beams[0], best_beams[-1]):
+        Check(target, gamma).score(prompt, beam.path, beam.score / settings.normalised(1.0, len(beam.path)))
     record = BeamRecord(np.array(levels), np.array(nodes), draft_nodes, found)
     return BeamSearch([list(beam.path) for beam in best_beams], [beam.score for beam in best_beams], record)
 

@@ -12,16 +12,14 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
-from specnb.decoding.record import now
-from specnb.decoding.request import slots_for
-from specnb.measure.statistics import Estimate, ratio_of_medians
-from specnb.measure.timing import Job, time_round
-from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.compilation import Captured, Compiled
-from specnb.models.loading import Pair
-from specnb.models.support import vocabulary
+from specnb.cache import CachedModel, prefill
+from specnb.fast import Captured, Compile, PrivateModel
+from specnb.loading import Pair
+from specnb.record import now
+from specnb.sampler import slots_for
+from specnb.statistics import Estimate, Job, ratio_of_medians, time_round
+from specnb.support import vocabulary
 
 Array = NDArray[np.float64]
 WARM_UP = 3  # rounds that are not counted
@@ -81,14 +79,14 @@ def _relative(seconds: Array, lengths: Sequence[int], n: ArrayLike) -> Array:
     return np.asarray(np.interp(n, lengths, medians / medians[0]))
 
 
-def mid_generation(prompt: int, new_tokens: int, gamma: int, compile: bool | str = False) -> tuple[int, int]:
+def mid_generation(prompt: int, new_tokens: int, gamma: int) -> tuple[int, int]:
     """Context and cache slots of a forward pass half-way through a generation: arguments for
     `measure_costs`.
 
     >>> mid_generation(prompt=32, new_tokens=64, gamma=4)
     (64, 101)
     """
-    return prompt + new_tokens // 2, slots_for(prompt, new_tokens, gamma, compile)
+    return prompt + new_tokens // 2, slots_for(prompt, new_tokens, gamma)
 
 
 @torch.inference_mode()
@@ -102,7 +100,7 @@ def measure_costs(
     draft_lengths: Sequence[int] = (1,),
     rows: int = 1,
     repetitions: int = 30,
-    compile: bool | str = False,
+    compile: Compile = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
@@ -113,11 +111,12 @@ def measure_costs(
     verification. With one row c and v(n) are those of Definition 3.7, with more those of a batch.
     On a GPU a forward pass attends to all `slots` of the cache, the empty ones included;
     `mid_generation` gives those of a generation, and by default there are no more than needed.
-    `compile` as in `generate`; compilation is not timed. Raises `ValueError` for context, largest,
+    The modules that are timed are those of a
+    sampler with this `compile`; compilation is not timed. Raises `ValueError` for context, largest,
     rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> measure_costs(pair, context=8, largest=4, repetitions=3).target.shape
     (3, 4)
     """
@@ -138,7 +137,7 @@ class CostMeter:
     The arguments are those of `measure_costs`.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> meter = CostMeter(pair, 8, (1, 3))
     >>> for _ in range(3):
     ...     meter.round()
@@ -151,7 +150,7 @@ class CostMeter:
     @torch.inference_mode()
     def __init__(
         self, pair: Pair, context: int, lengths: Sequence[int], *, draft_lengths: Sequence[int] = (1,),
-        slots: int | None = None, rows: int = 1, compile: bool | str = False, seed: int = 0,
+        slots: int | None = None, rows: int = 1, compile: Compile = False, seed: int = 0,
     ) -> None:  # fmt: skip
         if context < 1 or rows < 1:
             raise ValueError(f"context and rows are {context} and {rows}; they must be at least 1")
@@ -169,8 +168,9 @@ class CostMeter:
         vocab = min(vocabulary(model) for model in (pair.target, pair.draft))
         tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or required)))
         tokens = tokens.to(pair.target.device)
-        plain, *verify = [self._forward_pass_of(pair.target, n, tokens, context, compile) for n in lengths]
-        drafts = [self._forward_pass_of(pair.draft, n, tokens, context, compile) for n in draft_lengths]
+        target, draft = (PrivateModel(model, compile) for model in (pair.target, pair.draft))
+        plain, *verify = [self._forward_pass_of(target, n, tokens, context, compile) for n in lengths]
+        drafts = [self._forward_pass_of(draft, n, tokens, context, compile) for n in draft_lengths]
         # What ran before is in the processor's caches and changes the time of a forward pass. So
         # each is timed after what precedes it in a loop: drafts after the target, verification
         # after its like and drafts, plain decoding after itself.
@@ -195,21 +195,20 @@ class CostMeter:
         return Costs(draft, target, self.lengths, self.draft_lengths)
 
     def _forward_pass_of(
-        self, model: PreTrainedModel, n: int, tokens: Tensor, context: int, compile: bool | str = False
+        self, private: PrivateModel, n: int, tokens: Tensor, context: int, compile: Compile
     ) -> Callable[[], Tensor]:
-        """A function that runs `model` over the `n` tokens after `context` and returns logits
+        """A function that runs the model over the `n` tokens after `context` and returns logits
         `(rows, n, vocab)`."""
-        cached = self.runner_class(model, tokens.shape[1])
+        cached = self.runner_class(private.modules, tokens.shape[1])
         prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
         newest = tokens[:, context : context + n].contiguous()
         slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
-
         seen = cached.cache.least(slots)
+        if private.compiled is not None:
+            private.compiled.widths |= {n}
 
         def once(newest: Tensor, slots: Tensor) -> Tensor:
             return cached.run(newest, slots, keep=n, seen=seen)
 
-        compiled: Callable[..., Tensor] = Compiled(once, model.dtype) if compile is True else once
-        if compile and tokens.device.type == "cuda":
-            compiled = Captured(compiled)
-        return partial(compiled, newest, slots)
+        captures = compile is not False and tokens.device.type == "cuda"
+        return partial(Captured(once) if captures else once, newest, slots)

@@ -132,6 +132,7 @@ class CompletedRow(NamedTuple):
     beta    (steps, gamma)        overlaps of p and q
     path    (steps, depth)        nodes accepted, for a tree; depth 0 for a chain
     probs   (len(tokens), vocab)  the target's distribution of each token, if it was kept
+    log_probs  (len(tokens),)     the target's log-probability of each token, if it was kept
     """
 
     tokens: list[int]
@@ -139,6 +140,7 @@ class CompletedRow(NamedTuple):
     beta: NDArray[np.float64]
     path: NDArray[np.int64] | None = None
     probs: Tensor | None = None
+    log_probs: Tensor | None = None
 
 
 def merge_rows(

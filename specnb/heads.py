@@ -7,6 +7,7 @@ the target's own embeddings and output head.
 
     AttentionHead, AttentionDrafter  a transformer layer that also sees the states and tokens before
     HeadDrafter                      what drafters with other heads inherit from
+    FallbackDrafter                  copies of the text so far, and a head's tokens where there are none
 
 The head reads the states of several layers at the token before the newest one: the newest was
 sampled from them.
@@ -15,7 +16,6 @@ sampled from them.
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,19 +26,16 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
+from specnb.cache import RaggedCache, decoder_config
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import ChainDrafter, Context, Proposal, require_own_batch
-from specnb.models.cache import RaggedCache, decoder_config
+from specnb.drafters import ChainDrafter, Context, Drafter, Proposal, padded, require_own_batch
+from specnb.fast import Compile, pack, shared_copy
 from specnb.models.checkpoints import write_checksums
-from specnb.models.compilation import Compiled
-from specnb.models.loading import shipped_folder
-from specnb.models.packing import PackedLinear, pack
-from specnb.models.support import require_supported, vocabulary
 from specnb.number_checks import shown
+from specnb.rules import Outcome
+from specnb.support import require_supported, vocabulary
 
 EPSILON = 1e-6
-SHIPPED = shipped_folder("_head", "smollm2-head")
-"""The head that was trained for SmolLM2-135M-Instruct, which `specnb.demo.smollm2` fetches."""
 # Rows of the target's output head by which a head that proposes some tokens only knows it again.
 KNOWN = 8
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -202,12 +199,10 @@ def require_head(target: PreTrainedModel, head: object, kind: type) -> None:
         )
 
 
-def rows_of(target: PreTrainedModel, head: Any) -> nn.Module:
-    """The output head of `target` for the tokens that `head` can propose, packed with the head if
-    the target is.
+def output_rows(target: PreTrainedModel, head: Any) -> nn.Linear:
+    """The output head of `target` for the tokens that `head` can propose: a copy.
 
-    They are made once for a head and a target. Raises `ValueError` for a head that was trained for
-    another target.
+    Raises `ValueError` for a head that was trained for another target.
     """
     weight, proposed = target.get_output_embeddings().weight, head.proposed
     few = int(proposed.max()) >= len(weight)
@@ -216,15 +211,9 @@ def rows_of(target: PreTrainedModel, head: Any) -> nn.Module:
             f"the head was trained for another target than this {type(target).__name__}, whose output head differs; "
             "give the head that was trained for it"
         )
-    if (kept := getattr(head, "kept", None)) and kept[0]() is target:
-        return kept[1]  # type: ignore[no-any-return]
     rows = nn.Linear(weight.shape[1], len(proposed), bias=False, device="meta")
     rows.weight = nn.Parameter(weight[proposed], requires_grad=False)
-    both = nn.ModuleList([head, rows])
-    if any(isinstance(layer, PackedLinear) for layer in target.modules()):
-        both = pack(both)
-    head.kept = (weakref.ref(target), both[1])
-    return both[1]
+    return rows
 
 
 class HeadDrafter(ChainDrafter):
@@ -232,10 +221,10 @@ class HeadDrafter(ChainDrafter):
 
     From one `start` to the next either `propose` is called, always with the same gamma, or
     `distribution`, by a mixture or a stopping rule. It drafts `most` tokens at most, where more are
-    asked for; None for no such limit. `compile` compiles what `propose` computes as one function.
-    Raises `TypeError` for a head of another kind than the drafter's, a target that the loop cannot
-    run and a `sampling` that is no `Sampling`, and `ValueError` for a head of another width, dtype
-    or device.
+    asked for; None for no such limit. With `compile="auto"` its linear layers use the products that
+    are fastest on this CPU, in a copy of the head. Raises `TypeError` for a head of another kind
+    than the drafter's, a target that the loop cannot run and a `sampling` that is no `Sampling`,
+    and `ValueError` for a head of another width, dtype or device.
     """
 
     kind: ClassVar[type]
@@ -243,29 +232,27 @@ class HeadDrafter(ChainDrafter):
     capturable = True
 
     def __init__(
-        self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: bool = False,
+        self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: Compile = False,
         most: int | None = None,
     ) -> None:  # fmt: skip
         require_supported(target)
         require_head(target, head, self.kind)
         require_sampling(sampling)
-        self.head: Any = head
-        self.sampling, self.compile, self.most = sampling, compile, most
+        self.head: Any = shared_copy(head)
+        self.sampling, self.most = sampling, most
         self.vocab = vocabulary(target)
         self.embedding, self.output = target.get_input_embeddings(), target.get_output_embeddings()
         self.proposed: Tensor | None = getattr(head, "proposed", None)
         if self.proposed is not None:
-            self.output = rows_of(target, head)
-        self.draft = self._draft()
+            self.output = output_rows(target, head)
+        if compile == "auto":
+            pack(nn.ModuleList([self.head, self.output] if self.proposed is not None else [self.head]))
         self.state: Any = None
         self.evaluated = 0  # draft tokens whose distribution was computed in the last step
 
-    def _draft(self) -> Callable[..., tuple[Tensor, Tensor]]:
-        return Compiled(self.drafted, self.head.scale.dtype) if self.compile else self.drafted
-
     @torch.no_grad()
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        return Proposal(*self.draft(context.tokens, context.lengths, self.recorded(context), uniforms))
+        return Proposal(*self.drafted(context.tokens, context.lengths, self.recorded(context), uniforms))
 
     def fewest(self, gamma: int) -> int:
         return gamma if self.most is None else min(self.most, gamma)
@@ -336,7 +323,7 @@ class AttentionDrafter(HeadDrafter):
     cache: RaggedCache
 
     def __init__(
-        self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: bool = False,
+        self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: Compile = False,
         capturable: bool = False, most: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(target, head, sampling, compile=compile, most=most)
@@ -350,10 +337,10 @@ class AttentionDrafter(HeadDrafter):
         if rows is None:
             self.evaluated = 0
             sizes = (*tokens.shape, self.head.scale.dtype, self.head.scale.device)
-            # Kept for later batches, since compiled functions belong to its tensors.
+            # Kept for later batches: a graph may hold its tensors.
             if self.allocated != sizes:
                 require_own_batch(self, sizes)
-                self.allocated, self.cache, self.draft = sizes, RaggedCache(1, tokens.shape[1]), self._draft()
+                self.allocated, self.cache = sizes, RaggedCache(1, tokens.shape[1])
             self.cache.clear()
         else:
             tokens, lengths, states = tokens[rows], lengths[rows], states[rows]
@@ -390,24 +377,45 @@ class AttentionDrafter(HeadDrafter):
         return self.head(state, self.embedding(tokens), attend)  # type: ignore[no-any-return]
 
 
-_of_targets: weakref.WeakKeyDictionary[PreTrainedModel, Any] = weakref.WeakKeyDictionary()
+class FallbackDrafter(Drafter):
+    """A row whose sequence has a match copies for the whole step; the other rows draft with a head.
 
+    Which of both is decided before anything is sampled, by the sequence alone, so the q of the one
+    that is used is exact. The head, which reads the target's hidden states, is run in every step.
 
-def shipped_head(target: PreTrainedModel) -> Any:
-    """The head that ships for `target`, in its dtype and where it is; loaded once for a target.
-
-    Raises `ValueError` for a target for which none ships.
+    Parameters
+    ----------
+    copy
+        A drafter without a model, such as a `PromptLookupDrafter`.
+    head
+        What drafts where nothing is copied.
+    gamma
+        What `gamma="auto"` stands for: the most tokens that are copied.
     """
-    head = _of_targets.get(target)
-    if head is None or (head.scale.dtype, head.scale.device) != (target.dtype, target.device):
-        head = load_head(SHIPPED, target.dtype).to(target.device)
-        try:
-            require_head(target, head, AttentionHead)
-            rows_of(target, head)
-        except ValueError as error:
-            raise ValueError(
-                f"no head ships for this {type(target).__name__}; one does for SmolLM2-135M-Instruct "
-                "(specnb.demo.smollm2()): leave draft out, or give a draft model or a drafter"
-            ) from error
-        _of_targets[target] = head
-    return _of_targets[target]
+
+    def __init__(self, copy: Drafter, head: HeadDrafter, gamma: int = 10) -> None:
+        self.copy, self.head, self.gamma = copy, head, gamma
+        self.vocab, self.hidden_layers = head.vocab, head.hidden_layers
+        self.can_refill = copy.can_refill
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        self.copy.start(context, rows)
+        self.head.start(context, rows)
+
+    def fewest(self, gamma: int) -> int:
+        return self.head.fewest(gamma)
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        copied = self.copy.propose(context, uniforms)
+        copies = padded(*copied, uniforms.shape[1]).draft_tokens[:, 0] >= 0
+        sampled = self.head.propose(context, uniforms)
+        width = max(copied.draft_tokens.shape[1], sampled.draft_tokens.shape[1])
+        copied, sampled = padded(*copied, width), padded(*sampled, width)
+        return Proposal(
+            copied.draft_tokens.where(copies[:, None], sampled.draft_tokens),
+            copied.q.to(sampled.q.dtype).where(copies[:, None, None], sampled.q),
+        )
+
+    def update(self, context: Context, outcome: Outcome) -> None:
+        self.copy.update(context, outcome)
+        self.head.update(context, outcome)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specnb.distributions import Sampling, one_hot, standardise_probs
-from specnb.drafting.base import ChainDrafter, Context, Proposal, nothing
+from specnb.drafters import ChainDrafter, Context, Proposal, nothing
 from specnb.number_checks import require_number, require_whole, shown, whole
 
 DISCOUNT = 0.75
@@ -177,6 +177,7 @@ class PromptLookupDrafter(ChainDrafter):
     """
 
     capturable = True  # it keeps nothing
+    gamma = 10
 
     def __init__(self, vocab: int, longest: int = 8, shortest: int = 1, choose: str = "recent") -> None:
         require_lengths(vocab, shortest, longest)
@@ -199,9 +200,6 @@ class PromptLookupDrafter(ChainDrafter):
         proposed = offsets < most[:, None]
         q = torch.zeros(*copied.shape, self.vocab, device=tokens.device, dtype=torch.float32)
         return Proposal(copied.where(proposed, -1), q.scatter_(2, copied[..., None], proposed[..., None].float()))
-
-    def matched(self, context: Context) -> Ints | None:
-        return self.matches(context)[1].numpy() if self.choose == "recent" and context.readable else None
 
     def matches(self, context: Context) -> tuple[Tensor, Tensor]:
         """The slot from which each row copies, and how many tokens before it agree; 0 and 0 if less
