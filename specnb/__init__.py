@@ -13,22 +13,30 @@ before it:
     trees.py           trees of draft tokens, and how the children of a node are sampled
     rules.py           verification rules: which draft tokens are kept, and which token follows them
     theory.py          closed forms: expected tokens per step, speed-up, the best gamma, lenience
-    models/            models of transformers: loading, caches, forward passes, a probe
-                       of each model
-    drafting/          drafters: models, heads, n-grams, copies of the text so far, mixtures
+    statistics.py      intervals by bootstrap, goodness of fit, timing in turn
+    support.py         which models can be decoded; vocabularies of a target and a draft model
+    loading.py         `load_model`, `load_pair`, the pair that ships
+    shapes.py          models of given sizes, for examples
+    cache.py           the cache of the loop and its mask, a model with its cache, `crop`
+    fast.py            a private copy of a model: packed products, compiled layers, captured steps
+    check.py           what was done, compared with the model's own forward pass
+    record.py          what each step drafted, accepted and emitted
+    drafters.py        the interface; a draft model, chains and trees, mixtures
+    ngram.py           n-gram tables, copies of the text so far
+    heads.py           heads on the target's hidden states, alone or where nothing is copied
     enumeration.py     the exact distribution of everything that a step emits
-    judging.py         is a rule of one's own exact, and how many tokens do its steps emit
-    decoding/          `generate`: the request, the batched step, the scheduler of batch rows, the
-                       record
+    exactness.py       `judge_rule`, `judge_drafter`: exact or not, and by how much
+    step.py            one step: draft, verify, emit
+    sampler.py         `Sampler` and `generate`: prompts in, rows refilled, completions out
     beam.py            beam search and its speculative version
-    measure/           statistics, timing, acceptance, cost; speed-ups measured, recommended,
-                       predicted and explained
-    demo.py            `specnb demo`: a real model with and without speculation
+    acceptance.py      beta at every position, and alpha, its mean
+    cost.py            time of draft and target passes: c and v(n)
+    speedup.py         speed-ups measured, and the gamma that measured costs recommend
 
 >>> import specnb
->>> pair = specnb.load_pair()
->>> generation = specnb.generate(pair.target, [pair.encode("def area(")], pair.draft, gamma=4, max_new_tokens=8, seed=1)
->>> len(generation.tokens[0])
+>>> sampler = specnb.Sampler(specnb.load_pair(), gamma=4, compile=False)
+>>> made = sampler.generate("def area(", max_new_tokens=8, seed=1)
+>>> len(made.tokens[0])
 8
 """
 

@@ -95,6 +95,7 @@ def measure_acceptance(
         else:
             raise TypeError(f"a draft is a {type(draft).__name__}; it must be a model or an NgramModel")
     require_whole(new_tokens=(new_tokens, 1), batch=(batch, 1))
+    new_tokens, batch = int(new_tokens), int(batch)
     sampler = Sampler(target, None, sampling=sampling, compile=False, hooks=Hooks(keep_probs=True), progress=False)
     prompts = sampler.token_lists(prompts)
     sequences: list[list[int]] = []

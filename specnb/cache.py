@@ -73,8 +73,10 @@ def written_and_seen(
 ) -> tuple[Tensor, Tensor]:
     """Writes new tokens into `keys` and `values` of one layer, and returns what their pass reads.
 
-    `at` has the slots: `index`, `rows` and `seen` of a `RaggedCache`.
+    `at` has the slots: `index`, `rows`, `seen` and `finite` of a `RaggedCache`.
     """
+    if at.finite:
+        key_states, value_states = key_states.nan_to_num(), value_states.nan_to_num()
     # By index and not by scatter, for which compiled code would copy the whole cache.
     written, slots = at.index
     keys[written, :, slots] = key_states.transpose(1, 2)
@@ -93,6 +95,9 @@ class RaggedCache(Cache):
     """
 
     shortens = True
+    finite = False
+    """Whether NaN is kept out of the cache: a mask does not hide it, because 0 * NaN is NaN, so that of
+    one draft token would reach the tokens before it."""
 
     index: tuple[Tensor, Tensor]
     rows: Tensor | None
@@ -138,15 +143,6 @@ class RaggedCache(Cache):
         """Empties the cache, or some `rows`; its tensors stay where they are in memory."""
         for layer in self.ragged:
             layer.clear(rows)
-
-    def forget(self, lengths: Tensor) -> None:
-        """Zeros in the slots from `lengths` `(batch,)` on, which the mask hides: NaN there would
-        reach every token."""
-        hidden = torch.arange(self.capacity, device=lengths.device) >= lengths[:, None]
-        for layer in self.ragged:
-            for kept in (layer.keys, layer.values):
-                if kept is not None:
-                    kept.masked_fill_(hidden[:, None, :, None], 0)
 
 
 def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
@@ -441,7 +437,8 @@ def crop(
         return tuple((*map(cropped, layer[:2]), *layer[2:]) for layer in cache)
     if several:
         for layer in cache.layers:
-            layer.keys, layer.values = cropped(layer.keys), cropped(layer.values)
+            full: Any = layer  # every layer is one of full attention
+            full.keys, full.values = cropped(full.keys), cropped(full.values)
     else:
         cache.crop(-int(counts))
     return cache

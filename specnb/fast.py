@@ -186,7 +186,7 @@ def _checksum(packed: Sequence[PackedLinear]) -> int:
     for layer in packed:
         for tensor in (layer.weight, layer.bias):
             if tensor is not None:
-                seen.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
+                seen.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
     return seen.intdigest()
 
 
@@ -321,7 +321,7 @@ def fastest(seconds: Array) -> list[int]:
 class OneLayer:
     """The cache of one decoder layer inside a compiled function, whose inputs its tensors are."""
 
-    rows = None
+    rows, finite = None, False
 
     def __init__(self, keys: Tensor, values: Tensor, index: tuple[Tensor, Tensor], seen: int) -> None:
         self.keys, self.values, self.index, self.seen = keys, values, index, seen
@@ -350,7 +350,7 @@ class CompiledLayers:
         self.compared: set[int] = set()
         self.ready: dict[tuple[Any, ...], Callable[..., Any]] = {}
         for number, layer in enumerate(layers):
-            layer.forward = partial(self.forward, number)  # type: ignore[method-assign]
+            layer.forward = partial(self.forward, number)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> CompiledLayers | None:
@@ -366,7 +366,9 @@ class CompiledLayers:
 
     def forward(self, number: int, hidden: Tensor, *args: Any, **named: Any) -> Any:
         """What layer `number` computes, as its modules do, or compiled."""
-        given = {**dict(enumerate(args)), **named}
+        given: dict[str | int, Any] = {}
+        given.update(enumerate(args))
+        given.update(named)
         caches = [name for name, value in given.items() if isinstance(value, RaggedCache)]
         if len(caches) != 1 or hidden.shape[1] not in self.widths:
             return self.eager[number](hidden, *args, **named)
@@ -377,7 +379,7 @@ class CompiledLayers:
             if isinstance(value, Tensor) and value.dim() == 4 and value.shape[-1] == cache.seen
         ]  # fmt: skip
         # The first pass of all makes the tensors of the cache; one over new rows is over prompts.
-        if len(masks) != 1 or cache.rows is not None or not layer.is_initialized:
+        if len(masks) != 1 or cache.rows is not None or cache.finite or not layer.is_initialized:
             return self.eager[number](hidden, *args, **named)
         tensors = (layer.keys, layer.values, *cache.index, hidden)
         if number not in self.compared:
@@ -403,7 +405,11 @@ class CompiledLayers:
         def with_weights(hidden: Tensor, *args: Any, **named: Any) -> Any:
             return torch.func.functional_call(kind, weights, (hidden, *args), named)
 
-        outputs = [as_tuple(_run_layer(cache, mask, one, *tensors, given)) for one in (own, with_weights)]
+        keys, values, written, slots, hidden = tensors
+        modules: list[Callable[..., Any]] = [own, with_weights]
+        outputs = [
+            as_tuple(_run_layer(cache, mask, one, keys, values, written, slots, hidden, given)) for one in modules
+        ]
         return all(one is other is None or torch.equal(one, other) for one, other in zip(*outputs, strict=True))
 
 

@@ -216,7 +216,7 @@ class Sampler:
         tokenizer: Any = None,
         rows: int | None = None,
         slots: int | None = None,
-        hooks: Hooks = Hooks(),
+        hooks: Hooks | None = None,
         progress: bool = True,
     ) -> None:
         if isinstance(target, Pair):
@@ -225,17 +225,18 @@ class Sampler:
         require_sampling(sampling)
         _require_compile(compile, target)
         self.target, self.sampling, self.tokenizer = target, sampling, tokenizer
-        self.hooks, self.progress = hooks, progress
+        self.hooks, self.progress = hooks or Hooks(), progress
         drafter = self.drafter_of(draft, compile)
         self.require_models(drafter)
         self.gamma = _gamma_of(gamma, drafter)
         self.drafter = drafter if self.gamma else None
+        self.made_drafter = drafter is not draft  # whether its cache belongs to the batch of this sampler
         self.rule = _rule_for(rule, self.drafter)
         self.rows, self.slots = rows or 0, slots or 0
         self.compile = compile
         self.private = PrivateModel(target, compile)
         # A loop that differs is not compared: known bugs are such loops.
-        self.check = Check(target, self.gamma) if check and hooks.batch_class is None else None
+        self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None
         self.checked = 0  # tokens of the longest sequence that was compared
 
     def drafter_of(self, draft: Draft, compile: Compile) -> Drafter | None:
@@ -248,7 +249,7 @@ class Sampler:
         if isinstance(draft, PreTrainedModel) and isinstance(self.target, PreTrainedModel):
             vocab = vocabulary(self.target)
             return ModelDrafter(draft, self.sampling, vocab=vocab, compile=compile, capturable=True)
-        return draft  # type: ignore[return-value]  # anything else is refused
+        return draft  # anything else is refused
 
     def require_models(self, drafter: Drafter | None) -> None:
         """Raises `TypeError` or `ValueError` for models and drafters that the loop cannot run
@@ -346,6 +347,10 @@ class Sampler:
             kept = self.batch.setup
             if kept.rows == rows and kept.slots >= slots and kept.steps >= steps and kept.eos >= eos:
                 return self.batch
+        # Freed before there is another; no graph of it holds the drafter's cache from here on.
+        self.batch = None
+        if self.made_drafter and isinstance(self.drafter, ModelDrafter):
+            self.drafter.allocated = ()
         if fast:
             slots = -(-max(slots, LEAST_SLOTS) // SLOT_MULTIPLE) * SLOT_MULTIPLE
         if fast or self.slots:
@@ -359,10 +364,10 @@ class Sampler:
         if self.check is not None:
             tree = self.drafter is not None and self.drafter.parents is not None
             require_agreement(self.target, self.private.modules, longest, longest + max_new_tokens, slots, tree)
-        self.batch = (self.hooks.batch_class or Batch)(setup)
-        self.checked = 0
-        self._prepare(self.batch)
-        return self.batch
+        batch = (self.hooks.batch_class or Batch)(setup)
+        self._prepare(batch)
+        self.batch, self.checked = batch, 0
+        return batch
 
     @property
     def _captures(self) -> bool:
@@ -398,13 +403,12 @@ class _Call:
         self.entered = 0  # prompts that have, or had, a row
         self.prompt_of: dict[int, int] = {}
         lengths = list(map(len, prompts))
-        longest = max(lengths) + max_new_tokens
+        self.longest = max(lengths) + max_new_tokens
         # A batch is compared when it is new, and again when sequences are twice as long.
-        new = sampler.check is not None and longest > 2 * sampler.checked
+        new = sampler.check is not None and self.longest > 2 * sampler.checked
         self.to_compare = set[int]()
         if new:
             self.to_compare = {lengths.index(min(lengths)), lengths.index(max(lengths)), min(rows, len(prompts) - 1)}
-            sampler.checked = longest
         self._enter(list(range(rows)))
 
     def run(self, progress: bool) -> Generation:
@@ -436,6 +440,8 @@ class _Call:
                 elif not any(status):
                     break
         self._collect(list(self.prompt_of))
+        if self.to_compare:
+            self.sampler.checked = self.longest
         rows = [self.ended[number] for number in range(len(self.prompts))]
         probs = [row.probs for row in rows if row.probs is not None]
         return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
@@ -447,7 +453,7 @@ class _Call:
         draft_tokens, logits = self.batch.last
         for row, number in self.prompt_of.items():
             if number in self.to_compare:
-                drafted = draft_tokens[row].tolist()
+                drafted = draft_tokens[row].clamp_max(self.batch.vocab - 1).tolist()
                 self.sampler.check.first_step(self.prompts[number], drafted, logits[row], self.batch.parents)
 
     def _replace(self, status: Sequence[int]) -> list[int]:
@@ -547,7 +553,7 @@ def generate(
     compile: Compile = False,
     check: bool = True,
     tokenizer: Any = None,
-    hooks: Hooks = Hooks(),
+    hooks: Hooks | None = None,
     progress: bool = True,
 ) -> Generation:
     """Continue each prompt with a `Sampler` that is made for this one call, by default without
@@ -638,7 +644,7 @@ def _token_list(number: int, prompt: Any, tokenizer: Any) -> list[int]:
 def encoded(tokenizer: Any, text: str) -> list[int]:
     """The tokens of `text`, with what the tokenizer adds; nothing is added to a text that begins
     with the begin token already."""
-    begin = getattr(tokenizer, "bos_token", None)
+    begin: Any = getattr(tokenizer, "bos_token", None)
     twice = bool(begin) and text.startswith(begin)
     return list(tokenizer(text, add_special_tokens=not twice)["input_ids"])
 

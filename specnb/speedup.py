@@ -122,7 +122,8 @@ def measure_speedup(
         for own in (0, gamma)
     ]
     lists = of_ways[0].token_lists(prompts)
-    require_whole(rounds=(rounds, 1))
+    require_whole(rounds=(rounds, 1), seed=(seed, 0))
+    seed = int(seed)
     if len(lists) < FEWEST:
         raise ValueError(f"there are {len(lists)} prompts; an interval over prompts needs {FEWEST} at least")
     made: dict[tuple[int, int], Generation] = {}
@@ -228,7 +229,7 @@ def recommend_gamma(
     new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     repetitions: int = 20,
-    compile: bool = False,
+    compile: Compile = False,
     seed: int = 0,
     progress: bool = True,
 ) -> Recommendation:
@@ -265,6 +266,7 @@ def recommend_gamma(
     """
     if len(prompts) < 8 or not 1 <= largest <= 64:
         raise ValueError(f"{len(prompts)} prompts and largest = {largest}; need at least 8, and from 1 to 64")
+    new_tokens = int(new_tokens)
     found = measure_acceptance(
         pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed,
         progress=progress,

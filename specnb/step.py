@@ -199,7 +199,7 @@ class State:
 
     def completed_rows(self, rows: list[int]) -> list[CompletedRow]:
         """The completions and records of `rows`, copied to the host at once."""
-        index = torch.tensor(rows, device=self.tokens.device)
+        index = torch.tensor(rows, dtype=torch.int64, device=self.tokens.device)
         path = self.record[..., :0] if self.path is None else self.path
         own = (self.tokens, self.starts, self.lengths, self.steps, self.record, path)
         columns = zip(*(tensor[index].cpu().numpy() for tensor in own), strict=True)
@@ -245,9 +245,9 @@ class Batch:
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, setup.rows)
         fewest = setup.gamma if self.drafter is None else self.drafter.fewest(setup.gamma)
-        on_host = setup.target.device.type == "cpu"
+        self.on_host = setup.target.device.type == "cpu"
         # Draft tokens of a forward pass that verifies; those of this step.
-        self.widths = (setup.gamma,) if self.tree is not None or not on_host else (fewest, setup.gamma)
+        self.widths = (setup.gamma,) if self.tree is not None or not self.on_host else (fewest, setup.gamma)
         self.width = setup.gamma
         self.draft: Callable[..., Proposal] = self.propose
         self.target: Callable[..., Tensor] = self.run_target
@@ -259,7 +259,8 @@ class Batch:
     def clear(self, eos: Sequence[int]) -> None:
         """Forgets earlier sequences; new ones end with `eos`. To be called before rows enter."""
         self.runner.clear()
-        self.state.remaining.zero_()
+        for ended in (self.state.remaining, self.state.has_nan, self.state.improper):
+            ended.zero_()
         self.state.lengths.fill_(1)  # a row that stays without a prompt is evaluated, too
         self.begins = True
         self.state.eos.copy_(torch.tensor([*eos, *[-1] * (len(self.state.eos) - len(eos))], dtype=torch.int64))
@@ -270,6 +271,7 @@ class Batch:
         index = torch.tensor(rows, device=state.tokens.device)
         state.enter(index, prompts, uniforms, max_new_tokens)
         some = None if len(rows) == len(state.rows) else index
+        self.runner.cache.finite = False  # NaN of a prompt reaches every token
         prefill(self.runner, state.tokens, state.lengths, some)
         if self.drafter is not None:
             self.drafter.start(self.context, None if self.begins else some)
@@ -296,10 +298,14 @@ class Batch:
 
     def in_parts(self, mark: Callable[[str], None] | None = None) -> tuple[Tensor, Tensor]:
         """A step; returns its draft tokens and logits."""
-        told = mark or (lambda part: None)
+        told, going = mark or (lambda part: None), self.state.remaining > IDLE
         draft_tokens, q = self.draft(self.state.step_uniforms[:, : self.state.gamma])
         told("draft")
         logits = self.target(draft_tokens)
+        if self.on_host and not self.runner.cache.finite and bool((logits[..., 0].isnan().any(1) & going).any()):
+            # That of one draft token has reached all others; it may have been rejected.
+            self.runner.cache.finite = True
+            logits = self.target(draft_tokens)
         told("target")
         outcome = self.rest(logits, draft_tokens, q)
         if self.drafter is not None:
@@ -367,15 +373,12 @@ class Batch:
         return outcome
 
     def mark_nan(self, p: Tensor, q: Tensor, emitted: Tensor) -> None:
-        """Marks rows whose emitted tokens rest on NaN; NaN that no token needed is forgotten."""
+        """Marks rows whose emitted tokens rest on NaN."""
         # A distribution with a NaN is NaN throughout.
         needed = self.state.offsets[: p.shape[1]] < emitted[:, None]
         of_p, of_q = p[..., 0].isnan(), q.sum(dim=-1).isnan()
         of_q = of_q & (needed[:, : q.shape[1]] if self.tree is None else (emitted > 0)[:, None])
         self.state.has_nan |= (of_p & needed).any(dim=1) | of_q.any(dim=1)
-        # A wider pass writes over what it left in the cache; a narrow one on a CPU may not.
-        if len(self.widths) > 1 and bool(of_p.any()):
-            self.runner.cache.forget(self.state.lengths - 1)
 
     def made_a_chain(
         self, path: Tensor, p: Tensor, logits: Tensor, proposal: Proposal

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from specnb_audit.report import Report
     from specnb_audit.token_file import save_tokens
 
-__version__ = "1.1.0"  # of the distribution, too: pyproject.toml reads it here
+__version__ = "2.0.0"  # of the distribution, too: pyproject.toml reads it here
 
 # Imported when first used: tokens are collected in an engine's own environment, which may be
 # without torch.

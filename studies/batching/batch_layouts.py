@@ -23,12 +23,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from specnb.cache import CachedModel, additive_mask, cache_argument
+from specnb.cache import CachedModel, additive_mask, cache_argument, crop
 from specnb.distributions import Sampling, sample, standardise, uniforms
 from specnb.record import StepRecord
 from specnb.rules import Rule, token_verification
 from specnb.support import context_limit
-from studies.batching.cropping import crop
 
 Sequences = Sequence[Sequence[int]]
 

@@ -1,11 +1,12 @@
 """T5 and BART in the decoding loop, by parts of its own: the encoder runs once per prompt, the
 decoder in every step.
 
-    generate(target, prompts, EncoderDecoderDrafter(draft, sampling), sampling=sampling,
-    hooks=ENCODER_DECODER)
+    sampler = EncoderDecoderSampler(target, EncoderDecoderDrafter(draft, sampling), sampling=sampling)
+    sampler.generate(prompts)
 
 A prompt is the encoder's input, and the completion follows the decoder's first token. Chains only,
-not compiled.
+not compiled. The check of the package asks for a decoder alone; here a decoder in the loop is
+compared with itself when a sampler is made (`difference`).
 
 A row holds the encoder's input, then the decoder's first token and those that follow. So sequences,
 lengths and the record are those of a decoder-only model, and drafters that copy find the input.
@@ -15,8 +16,8 @@ from __future__ import annotations
 
 import inspect
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,11 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
 from specnb.cache import CachedModel, RaggedCache, additive_mask, prefill
-from specnb.check import HALF, LOWEST, failing_clearly, mean_difference, probe_tokens
-from specnb.drafters import ModelDrafter
-from specnb.sampler import Hooks, Request
+from specnb.check import HALF, ROUNDING, failing_clearly, probabilities, probe_tokens
+from specnb.distributions import total_variation
+from specnb.drafters import Drafter, ModelDrafter
+from specnb.fast import Compile
+from specnb.sampler import Draft, Hooks, Sampler
 from specnb.step import Batch
 from specnb.support import require_same_vocabulary
 
@@ -55,10 +58,12 @@ class EncoderDecoder(CachedModel):
         self.read = RaggedCache(len(self.cache.ragged), self.input_slots)
         self.both = EncoderDecoderCache(self.cache, self.read)
         self.positions = decoder_positions(model)
+        self.inputs: Tensor | None = None
+        self.input_mask: Tensor
 
-    def clear(self) -> None:
-        super().clear()
-        self.read.clear()
+    def clear(self, rows: Tensor | slice = slice(None)) -> None:
+        super().clear(rows)
+        self.read.clear(rows)
 
     def fill(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
         """Runs the encoder, and the decoder over its first token, so that it keeps what it reads
@@ -74,6 +79,9 @@ class EncoderDecoder(CachedModel):
         if rows is None:
             self.inputs, self.input_mask = inputs, mask
         else:
+            if self.inputs is None:  # other rows stay without a prompt
+                self.inputs = inputs.new_zeros(self.cache.batch or len(tokens))
+                self.input_mask = mask.new_zeros(len(self.inputs), *mask.shape[1:])
             self.inputs[rows], self.input_mask[rows] = inputs, mask
         self.read.batch = self.cache.batch
         self.read.write_at(slots[:longest].expand(len(tokens), -1), rows)
@@ -83,6 +91,7 @@ class EncoderDecoder(CachedModel):
     def run(self, tokens: Tensor, slots: Tensor, keep: int, *_: Any, rows: Tensor | None = None, **tree: Any) -> Tensor:
         """As `CachedModel.run`, for chains. A token at a slot of the input stands for the decoder's
         first one."""
+        assert self.inputs is not None
         inputs, mask = (self.inputs, self.input_mask) if rows is None else (self.inputs[rows], self.input_mask[rows])
         own = slots - inputs[:, None]
         tokens, own = self.own_tokens(tokens), own.clamp_min(0)
@@ -119,39 +128,8 @@ def with_inputs(most: int) -> type[EncoderDecoder]:
     return type("EncoderDecoder", (EncoderDecoder,), {"input_slots": most})
 
 
-_agreed: WeakSet[PreTrainedModel] = WeakSet()
-
-
-class EncoderDecoderRequest(Request):
-    """A request whose prompts get the decoder's first token. Raises `TypeError` for what the
-    decoder cannot run."""
-
-    def require_models(self) -> None:
-        require_encoder_decoder(self.target)
-        if self.compile:
-            raise TypeError("an encoder-decoder is not compiled; leave compile=False")
-        drafter, name = self.drafter, type(self.drafter).__name__
-        if drafter is not None:
-            require_same_vocabulary(self.target, name, drafter.vocab)
-            if drafter.parents is not None or drafter.hidden_layers:
-                raise TypeError(f"{name} proposes a tree or reads hidden states; give a drafter of chains without")
-        first = self.target.config.decoder_start_token_id
-        object.__setattr__(self, "prompts", [[*prompt, first] for prompt in self.prompts])
-
-    def require_agreement(self) -> None:
-        if self.target not in _agreed:
-            with failing_clearly(self.target):
-                found = difference(self.target)
-            if found > LOWEST:
-                raise TypeError(
-                    f"{type(self.target).__name__} would be decoded from distributions that differ by {found:.2g} in "
-                    "total variation from its own: its decoder counts positions, or masks, in a way of its own"
-                )
-            _agreed.add(self.target)
-
-
 class EncoderDecoderDrafter(ModelDrafter):
-    """A `ModelDrafter` of an encoder-decoder, for `EncoderDecoderBatch`."""
+    """A `ModelDrafter` of an encoder-decoder, for `EncoderDecoderSampler`."""
 
     input_slots = 0
 
@@ -164,19 +142,59 @@ class EncoderDecoderDrafter(ModelDrafter):
             self.input_slots, self.runner_class, self.allocated = input_slots, with_inputs(input_slots), ()
 
 
-class EncoderDecoderBatch(Batch):
-    """Steps of an encoder-decoder, and of its draft if that is one."""
+class EncoderDecoderSampler(Sampler):
+    """A `Sampler` of an encoder-decoder.
 
-    request_class = EncoderDecoderRequest
+    `inputs` is the number of tokens of the encoder's input for which there is room from the first
+    call on; a longer input makes a new batch. With `check` the decoder is compared with itself.
+    Raises `TypeError` for what the decoder cannot run.
+    """
 
-    def __init__(self, request: Request) -> None:
-        self.runner_class = with_inputs(request.longest - 1)
-        if isinstance(request.drafter, EncoderDecoderDrafter):
-            request.drafter.reserve(request.longest - 1)
-        super().__init__(request)
+    def __init__(
+        self, target: PreTrainedModel, draft: Draft = "auto", *, compile: Compile = False, check: bool = True,
+        hooks: Hooks = Hooks(), inputs: int = 1, **settings: Any,
+    ) -> None:  # fmt: skip
+        if compile is True:
+            raise TypeError("an encoder-decoder is not compiled; leave compile=True out")
+        super().__init__(target, draft, compile=compile, check=False, hooks=hooks, **settings)
+        self.reserve(inputs)
+        if check:
+            require_agreement(target, self.private.modules)
+
+    def require_models(self, drafter: Drafter | None) -> None:
+        require_encoder_decoder(self.target)
+        if drafter is not None:
+            name = type(drafter).__name__
+            require_same_vocabulary(self.target, name, drafter.vocab)
+            if drafter.parents is not None or drafter.hidden_layers:
+                raise TypeError(f"{name} proposes a tree or reads hidden states; give a drafter of chains without")
+
+    def reserve(self, inputs: int) -> None:
+        """Makes room for inputs of so many tokens; a new batch has it."""
+        self.inputs, self.batch, parts = inputs, None, {"runner_class": with_inputs(inputs)}
+        self.hooks = replace(self.hooks, batch_class=type("EncoderDecoderBatch", (Batch,), parts))
+
+    def token_lists(self, prompts: Any) -> list[list[int]]:
+        """The tokens of each prompt, and the decoder's first one."""
+        lists = super().token_lists(prompts)
+        longest = max(map(len, lists), default=0)
+        if longest > self.inputs:
+            self.reserve(longest)
+        if isinstance(self.drafter, EncoderDecoderDrafter):  # it may serve other samplers, too
+            self.drafter.reserve(self.inputs)
+        first = self.target.config.decoder_start_token_id
+        return [[*tokens, first] if tokens else [] for tokens in lists]
 
 
-ENCODER_DECODER = Hooks(batch_class=EncoderDecoderBatch)
+def require_agreement(model: PreTrainedModel, modules: PreTrainedModel) -> None:
+    """Raises `TypeError` unless `modules` in the loop have the distributions of `model`."""
+    with failing_clearly(model):
+        found = difference(model, modules)
+    if found > ROUNDING:
+        raise TypeError(
+            f"{type(model).__name__} would be decoded from distributions that differ by {found:.2g} in total variation "
+            "from its own: its decoder counts positions, or masks, in a way of its own"
+        )
 
 
 def require_encoder_decoder(model: PreTrainedModel) -> None:
@@ -208,9 +226,9 @@ def decoder_positions(model: PreTrainedModel) -> list[nn.Module]:
 
 
 @torch.inference_mode()
-def difference(model: PreTrainedModel) -> float:
-    """The mean total variation between the decoder's distributions in the loop and the model's
-    own."""
+def difference(model: PreTrainedModel, modules: PreTrainedModel) -> float:
+    """The mean total variation between the distributions of the decoder of `modules` in the loop and
+    the model's own."""
     inputs, tokens = [HALF, HALF // 2 + 1], probe_tokens(model, 2 * HALF)
     written = tokens.roll(1, dims=1)
     written[:, 0] = model.config.decoder_start_token_id
@@ -218,10 +236,11 @@ def difference(model: PreTrainedModel) -> float:
     for row, length in enumerate(inputs):
         rows[row, :length], rows[row, length : length + 2 * HALF] = tokens[row, -length:], written[row]
     lengths = torch.tensor(inputs, device=tokens.device)
-    runner = with_inputs(HALF)(model, 3 * HALF)
+    runner = with_inputs(HALF)(modules, 3 * HALF)
     prefill(runner, rows, lengths + 1)
     at = lengths[:, None] + torch.arange(2 * HALF, device=tokens.device)
     parts = [runner.run(rows.gather(1, part), part, keep=HALF) for part in at.split(HALF, dim=1)]
     own = [model(input_ids=tokens[row : row + 1, -length:], decoder_input_ids=written[row : row + 1]).logits
            for row, length in enumerate(inputs)]  # fmt: skip
-    return mean_difference(torch.cat(parts, dim=1), torch.cat(own))
+    there, alone = probabilities(torch.cat(parts, dim=1)), probabilities(torch.cat(own))
+    return float(total_variation(there, alone).mean())

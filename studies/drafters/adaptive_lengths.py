@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from specnb.decoding.auto_gamma import Auto
 from torch import Tensor
 
 from specnb.drafters import ChainDrafter, Context, ModelDrafter, Proposal
@@ -29,7 +28,6 @@ from specnb.loading import Pair, load_pair
 from specnb.sampler import generate
 from specnb.statistics import Estimate, over_rows
 from studies import corpus
-from studies.drafters.bandit import BanditDrafter
 from studies.drafters.egag import EntropyGuidedDrafter
 from studies.drafters.length import (
     CalibratedDrafter,
@@ -78,18 +76,11 @@ def calibrated(pair: Pair, prompts: list[list[int]], longest: int, c: float, v: 
     return CalibratedDrafter(ModelDrafter(pair.draft), calibration, c * speed)
 
 
-def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, new_tokens: int) -> pd.DataFrame:
+def counts_of(pair: Pair, prompts: list[list[int]], drafter: ChainDrafter, gamma: int, new_tokens: int) -> pd.DataFrame:
     """Of each sequence its tokens, steps, those without a draft token, draft tokens, passes of the
     draft model and accepted tokens; `in_vain`, the steps in which none was accepted."""
     made = generate(
-        pair.target,
-        prompts,
-        drafter,
-        gamma=gamma,
-        max_new_tokens=new_tokens,
-        seed=0,
-        progress=False,
-        batch_size=32,
+        pair.target, prompts, drafter, gamma=gamma, max_new_tokens=new_tokens, batch_size=32, progress=False
     ).record
     accepted, steps = (made.accepted * made.active).sum(axis=1), made.active.sum(axis=1)
     lengths = (made.draft_tokens >= 0).sum(axis=2)
@@ -101,20 +92,14 @@ def counts_of(pair: Pair, prompts: list[list[int]], drafter: Any, gamma: Any, ne
     return pd.DataFrame(counted | {"passes": drafted + read, "accepted": accepted, "in_vain": in_vain})
 
 
-def rules(
-    draft: ChainDrafter, fitted: ChainDrafter, longest: int, c: float, v: float
-) -> dict[str, tuple[ChainDrafter, Any]]:
+def rules(draft: ChainDrafter, fitted: ChainDrafter, longest: int) -> dict[str, tuple[ChainDrafter, int]]:
     """Every rule with the largest number of draft tokens."""
     fixed = {f"fixed, {gamma}": (draft, gamma) for gamma in range(1, longest + 1)}
-    lengths = tuple(range(1, longest + 1))
     return fixed | {
         "EGAG": (EntropyGuidedDrafter(draft, 1, longest), longest),
         "entropy of q": (StoppingDrafter(draft, HighEntropy()), longest),
         "largest q": (StoppingDrafter(draft, LowConfidence(0.3)), longest),
-        "bandit": (BanditDrafter(draft, lengths, c), longest),
         "calibrated": (fitted, longest),
-        "auto": (draft, "auto"),
-        "auto, measured costs": (draft, Auto([1.0, *(v + c * length for length in lengths)])),
     }
 
 
@@ -132,7 +117,7 @@ def measure(item: str, files: int, passages: int, new_tokens: int, longest: int)
     fitted = calibrated(pair, [ids for ids in begun if len(ids) == PROMPT_TOKENS], longest, c, v, new_tokens)
     counted = {
         name: counts_of(pair, asked, drafter, gamma, new_tokens).groupby(of_file).sum()
-        for name, (drafter, gamma) in rules(ModelDrafter(pair.draft), fitted, longest, c, v).items()
+        for name, (drafter, gamma) in rules(ModelDrafter(pair.draft), fitted, longest).items()
     }
     counted[ORACLE] = counted[f"fixed, {longest}"].assign(
         drafted=lambda table: table.accepted, passes=lambda table: table.accepted, plain=lambda table: table.in_vain

@@ -10,8 +10,7 @@ temperature 1:
 - times of one row at a time in eager float32: `draft_cost`, the time of drafting in a step, and
   `v`, that of the target's forward pass and the rest of the step, both in units of a step of plain
   decoding; `predicted` is tokens_per_step / (draft_cost + v), and `measured` the ratio of the
-  seconds per token of whole calls of `generate`, plain decoding over this drafter, which took turns
-  in one run
+  seconds per token of whole calls, plain decoding over this drafter, which took turns in one run
 
 Texts: `new` is the beginning of held-out files; `edited` a passage of a held-out file, followed by
 the beginning of the same passage with a name changed; `repetitive` a table of numbered entries.
@@ -21,7 +20,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,38 +30,30 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, MixtureDrafter, ModelDrafter
-from specnb.heads import AttentionDrafter, FallbackDrafter, load_head
+from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.record import StepRecord
-from specnb.rules import Rule
-from specnb.sampler import Generation, Hooks, generate
+from specnb.sampler import Hooks, Sampler, slots_for
 from specnb.statistics import Estimate, machine, ratio_of_medians, ratio_of_sums
-from specnb.step import Batch
 from studies import corpus, study
-from studies.drafters.bandit import BanditDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.length import HighEntropy, LowConfidence, StoppingDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
-from studies.drafters.suffix import SuffixDrafter
 from studies.study import columns, timed_in_turn
 from studies.training.training import encode
 
 TEXTS = ("new", "edited", "repetitive")
-COPIED_FILES = 60  # training files in the suffix automaton
 PASSAGE, BEGUN = 96, 32  # tokens of a passage, and of its edited copy in the prompt
 ENTRIES = 8
 
 
 class Entry(NamedTuple):
-    """A drafter in the league table: how it is made for a temperature, its gamma, and what else
-    `generate` is given."""
+    """A drafter in the league table: how it is made for a temperature, and its gamma."""
 
     make: Callable[[Sampling], Drafter | None]
     gamma: int
-    batch_class: type[Batch] | None = None
-    rule: Rule | None = None
 
 
 def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
@@ -71,9 +61,7 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
     vocab = pair.target.config.vocab_size
     tokens = encode(pair.tokenizer, corpus.read("train", limit=counted_files)).astype(np.int64)
     counted = {order: NgramModel(tokens, order, vocab) for order in (1, 2, 5)}
-    documents = [pair.encode(text) for text in corpus.read("train", limit=min(counted_files, COPIED_FILES))]
-    suffix, skip = SuffixDrafter(documents, vocab), SkipGramDrafter(tokens, 4, vocab)
-    copy = partial(PromptLookupDrafter, vocab)
+    skip, copy = SkipGramDrafter(tokens, 4, vocab), partial(PromptLookupDrafter, vocab)
     heads: dict[str, Any] = {
         name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype)
         for name in ("recurrent", "attention", "parallel")
@@ -91,13 +79,10 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
         "skip-gram": Entry(lambda _: skip, 4),
         "prompt lookup": Entry(lambda _: copy(shortest=2), 6),
         "prompt lookup, proportional": Entry(lambda _: copy(shortest=2, choose="proportional"), 6),
-        "suffix automaton": Entry(lambda _: suffix, 6),
         "draft model": Entry(model, 4),
         "draft model until unsure": Entry(lambda s: StoppingDrafter(model(s), LowConfidence(0.3)), 6),
         "draft model until entropy": Entry(lambda s: StoppingDrafter(model(s), HighEntropy(0.2, 0.4)), 6),
-        "draft model, bandit": Entry(lambda s: BanditDrafter(model(s), (2, 4, 6), 0.1), 6),
         "mixture of copy and model": Entry(lambda s: MixtureDrafter(copy(shortest=2), model(s), 0.3), 4),
-        "copy, otherwise model": Entry(lambda s: FallbackDrafter(copy(shortest=4), model(s)), 4),
         "recurrent head": Entry(partial(FeatureDrafter, pair.target, heads["recurrent"]), 4),
         "attention head": Entry(partial(AttentionDrafter, pair.target, heads["attention"]), 4),
         "parallel heads": Entry(partial(ParallelHeadsDrafter, pair.target, heads["parallel"]), 4),
@@ -137,28 +122,14 @@ def _repetitive(pair: Pair, source: str, number: int) -> list[int]:
 
 def measure(item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int) -> pd.DataFrame:
     """The lines of one kind of text; with `timed_sequences` 0 the counts alone."""
-    pair = load_pair()
+    pair, sampling = load_pair(), Sampling()
     prompts, entries = prompts_of(pair, item, sequences), league(pair, counted_files)
-    sampling = Sampling()
-    return table(pair.target, prompts, entries, sampling, timed_sequences, new_tokens, counts_of).assign(text=item)
-
-
-def table(
-    target: PreTrainedModel,
-    prompts: list[list[int]],
-    entries: dict[str, Entry],
-    sampling: Sampling,
-    timed_sequences: int,
-    new_tokens: int,
-    counted: Callable[[StepRecord], dict[str, Estimate]],
-) -> pd.DataFrame:
-    """A line for each of `entries`, the first of which is "none": what is `counted`, and costs if
-    any are timed."""
-    timed = _times(target, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}
+    timed = _times(pair.target, prompts[:timed_sequences], entries, sampling, new_tokens) if timed_sequences else {}
     lines: list[dict[str, object]] = []
     for name, entry in entries.items():
-        counts = counted(made(target, prompts, entry, sampling, new_tokens).record)
-        lines.append({"drafter": name, "gamma": entry.gamma, "sequences": len(prompts), "new_tokens": new_tokens})
+        counts = counts_of(record_of(pair.target, prompts, entry, sampling, new_tokens))
+        lines.append({"text": item, "drafter": name, "gamma": entry.gamma})
+        lines[-1] |= {"sequences": len(prompts), "new_tokens": new_tokens}
         for quantity, estimate in counts.items():
             lines[-1] |= columns(quantity, estimate)
         if timed:
@@ -167,19 +138,12 @@ def table(
     return pd.DataFrame(lines)
 
 
-def made(
-    target: PreTrainedModel,
-    prompts: list[list[int]],
-    entry: Entry,
-    sampling: Sampling,
-    new_tokens: int,
-    hooks: Hooks = Hooks(),
-) -> Generation:
-    """`prompts` continued with the drafter of `entry`."""
-    return generate(
-        target, prompts, entry.make(sampling), gamma=entry.gamma, max_new_tokens=new_tokens, sampling=sampling,
-        rule=entry.rule, progress=False, hooks=replace(hooks, batch_class=entry.batch_class),
-    )  # fmt: skip
+def record_of(
+    target: PreTrainedModel, prompts: list[list[int]], entry: Entry, sampling: Sampling, new_tokens: int
+) -> StepRecord:
+    """What the steps did that continue `prompts` with the drafter of `entry`."""
+    sampler = Sampler(target, entry.make(sampling), gamma=entry.gamma, sampling=sampling, compile=False, progress=False)
+    return sampler.generate(prompts, max_new_tokens=new_tokens).record
 
 
 def counts_of(record: StepRecord) -> dict[str, Estimate]:
@@ -201,11 +165,18 @@ def _times(
 ) -> dict[str, pd.DataFrame]:
     """For each drafter, a line per prompt: seconds per token of a whole call; of drafting and the
     rest of a step."""
+    longest = max(map(len, prompts))
+    samplers = {
+        name: Sampler(
+            target, entry.make(sampling), gamma=entry.gamma, sampling=sampling, compile=False, check=False,
+            slots=slots_for(longest, new_tokens, entry.gamma), hooks=Hooks(timed=True), progress=False,
+        )
+        for name, entry in entries.items()
+    }  # fmt: skip
     parts: dict[str, list[dict[str, float]]] = {name: [] for name in entries}
 
-    def call(name: str, prompt: list[int], row: int) -> None:
-        how = Hooks(rows=[row], timed=True)
-        seconds = made(target, [prompt], entries[name], sampling, new_tokens, how).record.seconds
+    def call(name: str, prompt: list[int], number: int) -> None:
+        seconds = samplers[name].generate([prompt], max_new_tokens=new_tokens, numbers=[number]).record.seconds
         rest = np.median(seconds["target"] + seconds["rest"])
         parts[name].append({"draft": float(np.median(seconds["draft"])), "rest": float(rest)})
 

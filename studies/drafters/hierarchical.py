@@ -34,15 +34,15 @@ class HierarchicalDrafter(Drafter):
     def __init__(self, large: ModelDrafter, small: Drafter, inner_gamma: int = 3) -> None:
         self.large, self.small, self.inner_gamma = large, small, inner_gamma
         self.vocab, self.draft_model = large.vocab, large.draft_model
-        self.can_refill, self.every_step = small.can_refill, small.every_step
+        self.can_refill = small.can_refill
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         # The last inner step emits at most inner_gamma tokens beyond gamma. In a row that has them,
         # as many again are drafted and evaluated while other rows go on.
         self.padding = context.tokens.new_zeros(len(context.tokens), 2 * self.inner_gamma)
-        wider = Context(torch.cat([context.tokens, self.padding], dim=1), context.lengths, waits=True)
+        wider = Context(torch.cat([context.tokens, self.padding], dim=1), context.lengths)
         if rows is None:
-            self.runner = CachedModel(self.large.model, wider.tokens.shape[1])
+            self.runner = CachedModel(self.large.private.modules, wider.tokens.shape[1])
             self.seen = SeenTokens(wider.tokens.shape[1], wider.tokens.device)
             self.runner.token_map = self.large.token_map
         prefill(self.runner, wider.tokens, wider.lengths, rows)
@@ -57,7 +57,7 @@ class HierarchicalDrafter(Drafter):
             emitted = lengths - context.lengths
             if bool((emitted >= gamma).all()):
                 break
-            p, outcome, drafted = self._inner_step(Context(tokens, lengths, waits=True), uniforms[:, step])
+            p, outcome, drafted = self._inner_step(Context(tokens, lengths), uniforms[:, step])
             q = q.to(p.dtype)
             active = emitted < gamma
             block = torch.cat([drafted, outcome.token[:, None]], dim=1)

@@ -71,7 +71,7 @@ class ShortenedDrafter(ChainDrafter):
         require_part("drafter", drafter)
         self.drafter = drafter
         self.vocab, self.draft_model, self.hidden_layers = drafter.vocab, drafter.draft_model, drafter.hidden_layers
-        self.can_refill, self.every_step = drafter.can_refill, drafter.every_step
+        self.can_refill = drafter.can_refill
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         self.drafter.start(context, rows)
@@ -198,7 +198,7 @@ class CalibratedDrafter(ShortenedDrafter):
             self.last = self.drafter.distribution(context, 0)
             return self.last
         going = self.calibration.next(self.token_probs)[:, -1] > self.least
-        if context.readable and not going.any():
+        if going.device.type == "cpu" and not going.any():
             return torch.zeros_like(self.last)
         self.last = self.drafter.distribution(context, position)
         return self.last.masked_fill(~going[:, None], 0.0)

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from specnb.drafters import Context, Drafter
-from specnb.sampler import Hooks, Request
-from specnb.step import Batch
+from specnb.sampler import Hooks
+from specnb.step import Batch, Setup
 from specnb.trees import TokenTree
 
 
@@ -49,15 +49,15 @@ class OnePassBatch(Batch):
     """A batch whose target passes evaluate a drafter's extra tokens, in slots behind those of the
     draft tokens."""
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        if not isinstance(request.drafter, OnePassDrafter):
-            given = type(request.drafter).__name__
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        if not isinstance(setup.drafter, OnePassDrafter):
+            given = type(setup.drafter).__name__
             raise TypeError(f"a step of one pass needs a OnePassDrafter and gamma > 0, and the drafter is {given}")
-        self.extra = request.drafter
-        self.whole = TokenTree((*self.extra.parents, *self.extra.extra_parents), request.target.device)
-        slots = request.slots + len(self.extra.extra_parents)
-        self.runner = self.runner_class(request.target, slots)
+        self.extra = setup.drafter
+        self.whole = TokenTree((*self.extra.parents, *self.extra.extra_parents), setup.target.device)
+        slots = setup.slots + len(self.extra.extra_parents)
+        self.runner = self.runner_class(setup.target, slots)
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """See `Batch.run_target`; the extra tokens' logits go to the drafter."""

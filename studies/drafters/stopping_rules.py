@@ -20,7 +20,6 @@ from specnb.distributions import Conditional
 from specnb.drafters import ChainDrafter, Context, Drafter, Proposal
 from specnb.enumeration import completed, drafter_step_distribution, drafts_of, joint_distribution
 from specnb.rules import Outcome, token_verification
-from studies.drafters.bandit import BanditDrafter
 from studies.drafters.length import CalibratedDrafter, Calibration, HighEntropy, LowConfidence, StoppingDrafter
 
 VOCAB, GAMMA, PREFIX = 3, 2, (0,)
@@ -103,9 +102,6 @@ CASES = {
     ),
     "estimated acceptance of the tokens so far": Case(
         lambda table: CalibratedDrafter(TableDrafter(table), HALVES, 0.3), KEPT
-    ),
-    "bandit over gammas": Case(
-        lambda table: BanditDrafter(TableDrafter(table), (1, 2), 0.1), "decided by earlier steps alone"
     ),
     "discard a token with low q": Case(lambda table: Discarding(table, lambda own: own, 0.35), DROPS),
     "discard from where the product is low": Case(

@@ -1,6 +1,6 @@
 """Audits of decoding with the real model: copies, a trained head, a tree, and a planted leak.
 
-An item names what drafts, the temperature and the dtype. Copies are drafted with `gamma="auto"`;
+An item names what drafts, the temperature and the dtype. Copies are drafted at their usual length;
 the tree samples from the target's first `LAYERS` layers. The leak drafts with these layers, too,
 and accepts each tested draft token with a probability of `leak` whatever p and q are, so that some
 of the draft's distribution gets into the output; it is audited until it is rejected. Where a model

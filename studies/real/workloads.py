@@ -2,13 +2,12 @@
 samplings.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in
-turn on each prompt. The drafter copies from the text so far (prompt lookup), at most `GAMMAS`
-tokens and with `gamma="auto"`; a trained head drafts `OF_HEAD` tokens, alone and where nothing can
-be copied. Beside them transformers' own generation of the same model, plain and with its prompt
-lookup, with the settings that are best for it by the tokens that it drafts and has accepted
-(`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and compiled code: plain, copies with
-`gamma="auto"`, and copies or, in steps without one, the head, which takes some minutes to compile.
-One line a way:
+turn on each prompt, each by a sampler of its own. The drafter copies from the text so far (prompt
+lookup), at most `COPIED` tokens; a trained head drafts `OF_HEAD` tokens, alone and where nothing can
+be copied. Modules run as they are. Beside them transformers' own generation of the same model,
+plain and with its prompt lookup, with the settings that are best for it by the tokens that it
+drafts and has accepted (`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and compiled layers
+(`compile="auto"`): plain, copies, and copies or, in rows without one, the head. One line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in
   bfloat16 at 0, too
@@ -35,11 +34,12 @@ from transformers import AutoTokenizer, PreTrainedModel
 from specnb.cost import measure_costs
 from specnb.demo import smollm2
 from specnb.distributions import Sampling
+from specnb.fast import Compile
 from specnb.heads import AttentionDrafter, FallbackDrafter, load_head
 from specnb.loading import Pair, load_model
 from specnb.ngram import PromptLookupDrafter
 from specnb.record import now
-from specnb.sampler import Hooks, generate
+from specnb.sampler import Hooks, Sampler, generate, slots_for
 from specnb.statistics import Job, bootstrap, time_round
 from studies.files import data_file
 from studies.real import llama_cpp
@@ -47,10 +47,9 @@ from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
 SAMPLINGS = {"0": Sampling(0), "1": Sampling(1.0), "top_p": Sampling(1.0, top_p=0.9)}
-GAMMAS = (10,)
 OF_HEAD = 2
 OF_COMPILED = 1  # where verifying a token costs more of a step
-COPIED, COMPILED_COPIED = 10, 6  # the most copied where the head drafts otherwise
+COPIED, COMPILED_COPIED = 10, 6  # the most copied; where layers are compiled and the head drafts otherwise
 MIXED = 2  # tokens that agree before a copy is preferred to the head's tokens
 THEIRS = {"max_matching_ngram_size": 4, "prompt_lookup_num_tokens": 3}
 """Of n-grams of 4 tokens with 3 to 8 draft tokens, and of 1 to 3 with 3 to 16, the best above
@@ -77,34 +76,50 @@ def head_drafter(target: PreTrainedModel, sampling: Sampling, **settings: Any) -
     return AttentionDrafter(target, load_head(data_file("smollm2-head"), target.dtype), sampling, **settings)
 
 
-@cache
-def drafters_of(dtype: str, sampling: Sampling) -> dict[str, Any]:
-    """The drafters of the ways: the same in all items of a temperature, so that they are compiled
-    once for a length."""
-    target, _ = model_and_tokenizer(dtype)
-    vocab, most = target.config.vocab_size, {"either": OF_HEAD, "compiled": OF_COMPILED}
-    heads = {name: head_drafter(target, sampling, compile=name == "compiled", most=n) for name, n in most.items()}
-    longer = PromptLookupDrafter(vocab, shortest=MIXED)
-    both = {name: FallbackDrafter(longer, head) for name, head in heads.items()}
-    return {"lookup": PromptLookupDrafter(vocab), "head": head_drafter(target, sampling)} | both
-
-
 def as_chat(tokenizer: Any, words: str) -> list[int]:
     """The tokens of a user's turn, as the chat template writes it."""
     turn = [{"role": "user", "content": words}]
     return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"])
 
 
-def ways_of(
-    target: PreTrainedModel, drafters: dict[str, Any], sampling: Sampling, eos: int, new_tokens: int, compiled: bool
-) -> dict[str, Callable[[int, list[int]], Made]]:
-    """Every way to continue prompt number `number`."""
+def samplers_of(
+    target: PreTrainedModel, sampling: Sampling, new_tokens: int, longest: int, compiled: bool
+) -> dict[str, Sampler]:
+    """Our ways to decode, for prompts of up to `longest` tokens."""
+    vocab = target.config.vocab_size
 
-    def ours(gamma: Any, number: int, prompt: list[int], by: str = "lookup", compile: bool = False) -> Made:
-        made = generate(
-            target, [prompt], drafters[by] if gamma else None, gamma=gamma, max_new_tokens=new_tokens,
-            sampling=sampling, eos=eos, seed=number, compile=compile, progress=False,
-        )  # fmt: skip
+    def either(most: int, compile: Compile) -> FallbackDrafter:
+        head = head_drafter(target, sampling, compile=compile, most=most)
+        return FallbackDrafter(PromptLookupDrafter(vocab, shortest=MIXED), head)
+
+    chosen: dict[str, tuple[Any, int, Compile]] = {
+        "plain": (None, 0, False),
+        "copies": (PromptLookupDrafter(vocab), COPIED, False),
+        f"head {OF_HEAD}": (head_drafter(target, sampling), OF_HEAD, False),
+        f"copies or head {OF_HEAD}": (either(OF_HEAD, False), COPIED, False),
+    }
+    if compiled:
+        chosen |= {
+            "plain, compiled": (None, 0, "auto"),
+            "copies, compiled": (PromptLookupDrafter(vocab), COPIED, "auto"),
+            f"copies or head {OF_COMPILED}, compiled": (either(OF_COMPILED, "auto"), COMPILED_COPIED, "auto"),
+        }
+    return {
+        name: Sampler(
+            target, drafter, gamma=gamma, sampling=sampling, compile=compile, check=False,
+            slots=slots_for(longest, new_tokens, gamma), progress=False,
+        )
+        for name, (drafter, gamma, compile) in chosen.items()
+    }  # fmt: skip
+
+
+def ways_of(
+    target: PreTrainedModel, sampling: Sampling, eos: int, new_tokens: int, longest: int, compiled: bool
+) -> dict[str, Callable[[int, list[int]], Made]]:
+    """Every way to continue prompt number `number`, of up to `longest` tokens."""
+
+    def ours(sampler: Sampler, number: int, prompt: list[int]) -> Made:
+        made = sampler.generate([prompt], max_new_tokens=new_tokens, eos=eos, seed=number)
         verified = 1 + (made.record.draft_tokens[0] >= 0).sum(axis=-1)
         return len(made.tokens[0]), verified[made.record.active[0]].tolist()
 
@@ -118,22 +133,12 @@ def ways_of(
         )  # fmt: skip
         return made.shape[1] - len(prompt), []
 
-    fixed = {f"gamma {gamma}": partial(ours, gamma) for gamma in GAMMAS}
     theirs_at = THEIRS if sampling.temperature else THEIRS | {"prompt_lookup_num_tokens": 5}
-    lookups = {"transformers": {}, "transformers, prompt lookup": theirs_at}
+    lookups: dict[str, dict[str, Any]] = {"transformers": {}, "transformers, prompt lookup": theirs_at}
+    samplers = samplers_of(target, sampling, new_tokens, longest, compiled)
+    own = {name: partial(ours, sampler) for name, sampler in samplers.items()}
     others = {name: partial(theirs, settings) for name, settings in lookups.items()}
-    drafting = {
-        f"head {OF_HEAD}": partial(ours, OF_HEAD, by="head"),
-        f"copies or head {OF_HEAD}": partial(ours, COPIED, by="either"),
-    }
-    fast = {
-        "plain": (0, "lookup"),
-        "auto": ("auto", "lookup"),
-        f"copies or head {OF_COMPILED}": (COMPILED_COPIED, "compiled"),
-    }
-    faster = {f"{name}, compiled": partial(ours, gamma, by=by, compile=True) for name, (gamma, by) in fast.items()}
-    chosen = llama_cpp.ways(sampling, new_tokens) | faster if compiled else {}
-    return {"plain": partial(ours, 0), **fixed, "auto": partial(ours, "auto"), **drafting, **others, **chosen}
+    return own | others | (llama_cpp.ways(sampling, new_tokens) if compiled else {})
 
 
 def head_cost(target: PreTrainedModel, prompt: list[int], plain: float) -> float:
@@ -151,7 +156,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
     target, tokenizer = model_and_tokenizer(dtype)
     asked = prompts_of(tokenizer, kind, prompts)
     sampling = SAMPLINGS[name]
-    ways = ways_of(target, drafters_of(dtype, sampling), sampling, tokenizer.eos_token_id, new_tokens, compiled)
+    ways = ways_of(target, sampling, tokenizer.eos_token_id, new_tokens, max(map(len, asked)), compiled)
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
     costs = measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, progress=False)
     c = head_cost(target, asked[0], float(np.median(costs.target[:, 0])))
@@ -199,8 +204,6 @@ STUDY = Study(
     measure,
     settings={"prompts": 12, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
     small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2, "compiled": False},
-    # Short prompts first: compiled code serves lengths up to a multiple of 128, and a head is
-    # compiled for one length.
-    items=tuple(f"{kind}-{name}" for name in SAMPLINGS for kind in ("chat", "code", "summary", "quotation", "edit")),
+    items=tuple(f"{kind}-{name}" for name in SAMPLINGS for kind in KINDS),
     small_items=("summary-0",),
 )

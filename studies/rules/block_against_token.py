@@ -20,7 +20,7 @@ else.
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,9 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specnb.distributions import Sampling
-from specnb.drafters import ModelDrafter
 from specnb.loading import Pair, load_pair
 from specnb.rules import Rule, block_verification, token_verification
-from specnb.sampler import Generation, Hooks, generate
+from specnb.sampler import Generation, Sampler, slots_for
 from specnb.statistics import over_rows, ratio_of_sums
 from studies import study
 from studies.speed.pairs import prompts_of
@@ -49,7 +48,11 @@ def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds
     temperature = float(number.replace("-", "."))
     pair = load_pair()
     starts = prompts_of(pair, "held-out", prompts, PROMPT_TOKENS)
-    complete = partial(_complete, pair, Sampling(temperature=temperature), new_tokens)
+    samplers = _samplers(pair, Sampling(temperature=temperature), slots_for(PROMPT_TOKENS, new_tokens, GAMMA))
+
+    def complete(name: str, given: list[list[int]], numbers: Sequence[int]) -> Generation:
+        return samplers[name].generate(given, max_new_tokens=new_tokens, seed=9, numbers=numbers)
+
     if what == "timed":
         found = timed_steps(complete, starts, timed_rounds)
     else:  # completions of temperature 0 are all equal
@@ -63,7 +66,7 @@ def counted_steps(complete: Any, prompts: list[list[int]], repeats: int) -> pd.D
     parts = []
     for repeat in tqdm(range(repeats), desc="completions", delay=3, leave=False):
         rows = range(repeat * len(prompts), (repeat + 1) * len(prompts))
-        steps = {name: complete(rule, prompts, rows).record.active.sum(1) for name, rule in RULES.items()}
+        steps = {name: complete(name, prompts, rows).record.active.sum(1) for name in RULES}
         parts.append(pd.DataFrame(steps).rename_axis("prompt").reset_index())
     return pd.concat(parts, ignore_index=True)
 
@@ -74,20 +77,21 @@ def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.Data
     steps: dict[str, list[int]] = {name: [] for name in RULES}
 
     def call(name: str, prompt: list[int], row: int) -> None:
-        steps[name].append(int(complete(RULES[name], [prompt], [row]).record.active.sum()))
+        steps[name].append(int(complete(name, [prompt], [row]).record.active.sum()))
 
     seconds = timed_in_turn(call, [*RULES], prompts * rounds)
     table = pd.DataFrame(seconds / np.array([steps[name][1:] for name in RULES]).T, columns=[*RULES])
     return table.assign(prompt=[*range(len(prompts))] * rounds)  # the first call warmed up
 
 
-def _complete(
-    pair: Pair, sampling: Sampling, new_tokens: int, rule: Rule, prompts: list[list[int]], rows: Any
-) -> Generation:
-    return generate(
-        pair.target, prompts, ModelDrafter(pair.draft, sampling), gamma=GAMMA, max_new_tokens=new_tokens,
-        sampling=sampling, rule=rule, seed=9, progress=False, hooks=Hooks(rows),
-    )  # fmt: skip
+def _samplers(pair: Pair, sampling: Sampling, slots: int) -> dict[str, Sampler]:
+    """One for each rule. Nothing is compared: that would be in the times."""
+    return {
+        name: Sampler(
+            pair.target, pair.draft, gamma=GAMMA, sampling=sampling, rule=rule, check=False, slots=slots, progress=False
+        )
+        for name, rule in RULES.items()
+    }
 
 
 def estimates(parts: pd.DataFrame) -> pd.DataFrame:

@@ -44,7 +44,7 @@ from specnb.rules import (
     token_verification,
     traversal_verification,
 )
-from specnb.sampler import generate
+from specnb.sampler import Generation, Sampler
 from specnb.statistics import ratio_of_medians, ratio_of_sums
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.published_rules import best_path_block, k_sequential_tree
@@ -54,7 +54,7 @@ from studies.study import Study, columns, timed_in_turn
 
 # Levels and nodes of the tree; children whose acceptance is measured.
 DEPTH, NODES, CHILDREN = 4, 12, 6
-PROMPT_TOKENS = 32
+PROMPT_TOKENS, SEED = 32, 9
 TWO_CHAINS = (-1, -1, 0, 1, 2, 3, 4, 5)
 
 
@@ -148,9 +148,12 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
 
     context, slots = mid_generation(PROMPT_TOKENS, timed_tokens, NODES)
     lengths = sorted({1, *(method.gamma + 1 for method in chosen.values())})
-    costs = measure_costs(pair, context=context, slots=slots, lengths=lengths, repetitions=3 * timed, progress=False)
+    costs = measure_costs(pair, context=context, slots=slots, lengths=lengths, repetitions=3 * timed, compile="auto",
+        progress=False,
+    )  # fmt: skip
+    samplers = [sampler_of(pair, sampling, method, check=False) for method in chosen.values()]
     times = timed_in_turn(
-        lambda method, prompt, _: run_method(pair, sampling, timed_tokens, method, [prompt]), [*chosen.values()], timing
+        lambda sampler, prompt, _: sampler.generate([prompt], max_new_tokens=timed_tokens, seed=SEED), samplers, timing
     )
     seconds = dict(zip(chosen, times.T, strict=True))
     chain = step_cost(chosen["token, chain"], costs)
@@ -200,16 +203,21 @@ def child_rates(run: Callable[..., Any], prompts: list[list[int]], scheme: Schem
     return [float((taken == child).mean()) for child in range(CHILDREN)]
 
 
-def run_method(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Any:
+def sampler_of(pair: Pair, sampling: Sampling, method: Method, check: bool = True) -> Sampler:
+    """A sampler that decodes by `method`."""
     drafter: Drafter | None = None
     if method.rule is not None and method.parents is None:
-        drafter = ModelDrafter(pair.draft, sampling)
+        drafter = ModelDrafter(pair.draft, sampling, compile="auto")
     elif method.parents is not None:
-        drafter = TreeDrafter(pair.draft, method.parents, sampling, method.scheme)
-    return generate(
-        pair.target, prompts, drafter, gamma=method.gamma, max_new_tokens=new_tokens, sampling=sampling,
-        rule=method.rule, seed=9, progress=False,
-    )  # fmt: skip
+        drafter = TreeDrafter(pair.draft, method.parents, sampling, method.scheme, compile="auto")
+    return Sampler(
+        pair.target, drafter, gamma=method.gamma, sampling=sampling, rule=method.rule, check=check, progress=False
+    )
+
+
+def run_method(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Generation:
+    """The completions of `prompts` by `method`."""
+    return sampler_of(pair, sampling, method).generate(prompts, max_new_tokens=new_tokens, seed=SEED)
 
 
 STUDY = Study(

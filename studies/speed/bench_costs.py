@@ -2,8 +2,9 @@
 contexts.
 
 Notebook 12 reads it. `ms_low` and `ms_high` are quartiles. Cache slots are those half-way through a
-generation of 128 tokens; compiled passes are timed over the lengths that `bench_walltime` compiles,
-at its context only.
+generation of 128 tokens. A layout is how a sampler runs the modules: "plain" as they are, "packed"
+with `compile="auto"`, "compiled" with `compile=True`; compiled passes are timed over the lengths
+that `bench_walltime` compiles, at its context only.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import pandas as pd
 import torch
 
 from specnb.cost import Costs, measure_costs, mid_generation
+from specnb.fast import Compile
 from studies.speed.bench_walltime import COMPILED_GAMMAS
 from studies.speed.pairs import PAIRS, PROMPT_TOKENS
 from studies.study import Study, conditions
 
 LARGEST = 17
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "plain": {"packed": False},
-    "packed": {},
-    "packed-bfloat16": {"dtype": torch.bfloat16},
-    "compiled": {},
-    "compiled-bfloat16": {"dtype": torch.bfloat16},
+LAYOUTS: dict[str, tuple[Compile, torch.dtype]] = {
+    "plain": (False, torch.float32),
+    "packed": ("auto", torch.float32),
+    "packed-bfloat16": ("auto", torch.bfloat16),
+    "compiled": (True, torch.float32),
+    "compiled-bfloat16": (True, torch.bfloat16),
 }
 
 
@@ -33,13 +35,14 @@ def measure(item: str, repetitions: int, new_tokens: int, contexts: tuple[int, .
     """The curves of one pair in one layout. `contexts` are tokens half-way through the
     generation."""
     name, layout = item.split("-", 1)
-    pair, compiled = PAIRS[name](**LAYOUTS[layout]), layout.startswith("compiled")
+    compile, dtype = LAYOUTS[layout]
+    pair, compiled = PAIRS[name](dtype=dtype), compile is True
     lengths = [gamma + 1 for gamma in COMPILED_GAMMAS] if compiled else list(range(1, LARGEST + 1))
     found: list[dict[str, Any]] = []
     for middle in [PROMPT_TOKENS + new_tokens // 2] if compiled else contexts:
-        context, slots = mid_generation(middle - new_tokens // 2, new_tokens, max(lengths) - 1, compiled)
+        context, slots = mid_generation(middle - new_tokens // 2, new_tokens, max(lengths) - 1)
         costs = measure_costs(
-            pair, context=context, slots=slots, lengths=lengths, repetitions=2 * repetitions, compile=compiled
+            pair, context=context, slots=slots, lengths=lengths, repetitions=2 * repetitions, compile=compile
         )
         labels = {"pair": name, "layout": layout.removesuffix("-bfloat16"), "context": context}
         found += curve(costs, labels | conditions(pair, compiled))

@@ -1,7 +1,7 @@
 """Improvement at gamma = 4 over alpha, size of the draft model, temperature and batch size, for
 notebook 12.
 
-Batches are decoded with continuous batching. `x` is alpha, the parameters of the draft model over
+Batches are decoded with continuous batching and `compile="auto"`. `x` is alpha, the parameters of the draft model over
 those of the target, the temperature, or the rows of the batch.
 """
 
@@ -54,11 +54,13 @@ def measure(regime: str, repetitions: int, new_tokens: int) -> Iterator[dict[str
     for x, pair, batch, sampling in cases(regime):
         prompts = prompts_of(pair, "random" if name == "synthetic" else "held-out", repetitions)
         speeds = measure_speeds(
-            pair, prompts, (0, GAMMA), max_new_tokens=new_tokens, rows=batch, sampling=sampling, progress=False
-        )
+            pair, prompts, (0, GAMMA), max_new_tokens=new_tokens, rows=batch, sampling=sampling, compile="auto",
+            progress=False,
+        )  # fmt: skip
         costs = measure_costs(
-            pair, context=context, slots=slots, lengths=(1, GAMMA + 1), rows=batch, repetitions=9, progress=False
-        )
+            pair, context=context, slots=slots, lengths=(1, GAMMA + 1), rows=batch, repetitions=9, compile="auto",
+            progress=False,
+        )  # fmt: skip
         yield (
             {"regime": regime, "x": x, "pair": name, "gamma": GAMMA} | conditions(pair)
             | columns("c", costs.cost_ratio) | columns("v", costs.verify_costs[1])

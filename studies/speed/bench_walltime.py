@@ -1,7 +1,8 @@
 """Predicted and measured improvement of speculative over plain decoding, for each gamma, of both
 pairs.
 
-Notebook 12 reads it. Times of forward passes and of generations alternate, so that both are
+Notebook 12 reads it. A sampler with `compile="auto"` decodes, in items "compiled" one with
+`compile=True`. Times of forward passes and of generations alternate, so that both are
 measured under equal conditions. `draft`, `target` and `rest` are fractions of a step; `own` is the
 fraction beyond the draft and target forward passes as they were timed alone.
 """
@@ -17,6 +18,7 @@ import torch
 from specnb.acceptance import measure_acceptance
 from specnb.cost import CostMeter, Costs, mid_generation
 from specnb.distributions import Sampling
+from specnb.fast import Compile
 from specnb.record import PARTS
 from specnb.speedup import predicted_speedup
 from specnb.theory import step_cost
@@ -26,7 +28,7 @@ from studies.study import Study, columns, conditions
 
 SEQUENCES = 32  # of the target alone, for alpha
 GAMMAS, COMPILED_GAMMAS = tuple(range(9)), (0, 2, 3, 4, 5)
-WAYS: dict[str, dict[str, Any]] = {"float32": {}, "bfloat16": {"dtype": torch.bfloat16}, "compiled": {}, "greedy": {}}
+WAYS = ("float32", "bfloat16", "compiled", "greedy")
 
 
 def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
@@ -36,14 +38,15 @@ def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
     gammas, sampling = COMPILED_GAMMAS if compiled else GAMMAS, Sampling(temperature)
     # Its alpha holds at one temperature.
     made_for = {"temperature": temperature} if name == "synthetic" else {}
-    pair = PAIRS[name](**WAYS[way], **made_for)
+    pair = PAIRS[name](dtype=torch.bfloat16 if way == "bfloat16" else torch.float32, **made_for)
+    compile: Compile = True if compiled else "auto"
     prompts = prompts_of(pair, PROMPTS[name][0], SEQUENCES)
     found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling)
     beta = found.beta["draft"]
-    context, slots = mid_generation(PROMPT_TOKENS, new_tokens, max(gammas), compiled)
-    meter = CostMeter(pair, context, [gamma + 1 for gamma in gammas], slots=slots, compile=compiled)
+    context, slots = mid_generation(PROMPT_TOKENS, new_tokens, max(gammas))
+    meter = CostMeter(pair, context, [gamma + 1 for gamma in gammas], slots=slots, compile=compile)
     speeds = measure_speeds(
-        pair, prompts[:repetitions], gammas, max_new_tokens=new_tokens, sampling=sampling, compile=compiled,
+        pair, prompts[:repetitions], gammas, max_new_tokens=new_tokens, sampling=sampling, compile=compile,
         between=meter.round,
     )  # fmt: skip
     costs = meter.costs()

@@ -1,7 +1,7 @@
 """Tables 2 and 4 of Leviathan et al. on the T5 that was trained here: tasks, drafts of four sizes,
 two temperatures.
 
-Whole calls of `generate`, the encoders' passes included, one prompt at a time in float32, until the
+Whole calls of a sampler, the encoders' passes included, one prompt at a time in float32, until the
 answer ends. Plain decoding and all drafts take turns on each prompt, functions of held-out files,
 as in `studies.speed.pair_speeds`, whose columns are these, too. A draft's gamma is the fastest of
 `GAMMAS` on other prompts. The other columns:
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,13 +32,13 @@ from transformers import T5ForConditionalGeneration
 
 from specnb.cost import CostMeter, Costs
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.fast import pack
 from specnb.loading import Pair
 from specnb.models.checkpoints import require_checksums
+from specnb.sampler import slots_for
 from specnb.statistics import machine, over_rows, ratio_of_sums
 from specnb.theory import walltime_improvement
 from studies import study
-from studies.batching.encoder_decoder import ENCODER_DECODER, EncoderDecoderDrafter, with_inputs
+from studies.batching.encoder_decoder import EncoderDecoderDrafter, EncoderDecoderSampler, with_inputs
 from studies.corpus import DATA
 from studies.speed.pair_speeds import NONE, Calls, Entry
 from studies.study import columns
@@ -49,10 +50,10 @@ GAMMAS = (1, 2, 3, 5, 7)
 
 
 def load(name: str) -> Any:
-    """One of the models that were trained, in float32 and the layout that is fastest here."""
+    """One of the models that were trained, in float32."""
     require_checksums(DATA / "t5" / name)
-    model = T5ForConditionalGeneration.from_pretrained(DATA / "t5" / name, dtype=torch.float32, use_safetensors=True)
-    return pack(model.eval())
+    found = T5ForConditionalGeneration.from_pretrained(DATA / "t5" / name, dtype=torch.float32, use_safetensors=True)
+    return found.eval()
 
 
 class DecoderMeter(CostMeter):
@@ -60,7 +61,7 @@ class DecoderMeter(CostMeter):
 
     def __init__(self, pair: Pair, context: int, lengths: Sequence[int], **more: Any) -> None:
         self.runner_class = with_inputs(context)
-        super().__init__(pair, context, lengths, **more)
+        super().__init__(pair, context, lengths, compile="auto", **more)
 
 
 @torch.inference_mode()
@@ -100,15 +101,18 @@ def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int
     held_out, target = t5.examples(tokenizer, "held-out", task), models[TARGET]
     order = np.random.default_rng(0).permutation(len(held_out))[: prompts + chosen_on].tolist()
     given = [held_out[at][0] for at in order]
-    calls = Calls(target, sampling, most, eos=target.config.eos_token_id, hooks=ENCODER_DECODER)
+    longest, eos = max(map(len, given)), target.config.eos_token_id
+    slots = slots_for(longest + 1, most, max(GAMMAS))  # with the decoder's first token
+    of_t5 = partial(EncoderDecoderSampler, inputs=longest)
+    calls = Calls(target, sampling, most, slots, eos=eos, sampler_class=of_t5)
     plain, drafters = Entry(NONE, None, 0), {of: models[of] for of in models if of != TARGET}
-    drafts = [Entry(of, EncoderDecoderDrafter(model, sampling), 0) for of, model in drafters.items()]
+    drafts = [Entry(of, EncoderDecoderDrafter(model, sampling, compile="auto"), 0) for of, model in drafters.items()]
     chosen = [plain, *(calls.with_gamma(entry, given[prompts:], GAMMAS) for entry in drafts)]
     table = calls.compared(chosen, given[:prompts])
     own = [(prompt, calls.made(plain, prompt, at)[0]) for at, prompt in enumerate(given[:prompts])]
-    longest, found = max(map(len, given)), [{"parameters": size_of(target), "orders": 0.0}]
+    found = [{"parameters": size_of(target), "orders": 0.0}]
     for entry, beta in zip(chosen[1:], betas(models, own, sampling).values(), strict=True):
-        slots, pair = longest + most + max(GAMMAS) + 1, Pair(target, models[entry.name], tokenizer)
+        pair = Pair(target, models[entry.name], tokenizer)
         meter = DecoderMeter(pair, longest, (1, entry.gamma + 1), slots=slots)
         for _ in range(repetitions):
             meter.round()

@@ -13,9 +13,9 @@ of its code; its lines have the columns of its kind:
   one's, with an interval over prompts; `predicted` is tokens per step over the cost of a step, from
   captured passes timed in the same item
 
-Ways to decode are ours, captured as a graph (`compile="graph"`), with the number of draft tokens or
-`auto`; in `call` also eager, and transformers' own generation, with prompt lookup or the draft
-model; in `compiled` some that torch compiles before they are captured (`compile=True`).
+Ways to decode are ours, captured as a graph (`compile="graph"`), with the number of draft tokens; in
+`call` also eager, and transformers' own generation, with prompt lookup or the draft model; in
+`compiled` some whose layers torch compiles before they are captured (`compile=True`).
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ import torch
 
 from specnb.cost import Costs, measure_costs
 from specnb.distributions import Sampling
+from specnb.fast import Compile
 from specnb.loading import Pair
-from specnb.sampler import Hooks, forget_compiled, generate
+from specnb.sampler import Sampler, generate, slots_for
 from specnb.statistics import bootstrap, machine
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
@@ -49,7 +50,7 @@ def audited(given: Setup, temperature: float, sequences: int, new_tokens: int) -
     prompts = (given.prompts * sequences)[:sequences]
     sampling = Sampling(temperature)
     for name, (make, gammas) in given.drafters.items():
-        gamma: Any = gammas[0]
+        gamma = gammas[0]
         made = generate(
             given.target, prompts, make(sampling), gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
             compile="graph", progress=False,
@@ -66,7 +67,7 @@ def audited(given: Setup, temperature: float, sequences: int, new_tokens: int) -
         }  # fmt: skip
 
 
-def costs_of(given: Setup, rows: int, compile: bool | str, lengths: tuple[int, ...], repetitions: int) -> Costs:
+def costs_of(given: Setup, rows: int, compile: Compile, lengths: tuple[int, ...], repetitions: int) -> Costs:
     """Seconds of forward passes of `rows` sequences."""
     pair: Any = Pair(given.target, given.draft or given.target, None)  # type: ignore[arg-type]  # no text is read
     return measure_costs(
@@ -74,7 +75,7 @@ def costs_of(given: Setup, rows: int, compile: bool | str, lengths: tuple[int, .
     )
 
 
-def passes(given: Setup, rows: int, compile: bool | str, costs: Costs) -> Iterator[Line]:
+def passes(given: Setup, rows: int, compile: Compile, costs: Costs) -> Iterator[Line]:
     """A line for each length of the target's pass, and one for the draft's."""
     about: Line = {"way": "graph" if compile else "eager", "rows": rows}
     medians = 1e3 * np.median(costs.target, axis=0)
@@ -85,24 +86,30 @@ def passes(given: Setup, rows: int, compile: bool | str, costs: Costs) -> Iterat
         yield about | {"model": "draft", "n": 1, "ms": ms} | columns("cost", costs.cost_ratio)
 
 
-def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes: dict[str, Any]) -> dict[str, Way]:
-    """Plain and speculative decoding by `generate`, in each mode of compilation."""
+def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes: dict[str, Compile]) -> dict[str, Way]:
+    """Plain and speculative decoding, in each mode of compilation, each by a sampler of its own."""
+    longest = max(map(len, given.prompts))
 
-    def call(drafter: Any, gamma: Any, compile: Any, number: int, prompt: list[int]) -> tuple[int, int]:
-        made = generate(
-            given.target, [prompt] * rows, drafter, gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
-            eos=given.eos, compile=compile, progress=False, hooks=Hooks(range(number * rows, (number + 1) * rows)),
+    def way(drafter: Any, gamma: int, compile: Compile) -> Way:
+        sampler = Sampler(
+            given.target, drafter, gamma=gamma, sampling=sampling, compile=compile, check=False, rows=rows,
+            slots=slots_for(longest, new_tokens, gamma), progress=False,
         )  # fmt: skip
-        return sum(map(len, made.tokens)), int(made.record.target_passes.sum())
+
+        def call(number: int, prompt: list[int]) -> tuple[int, int]:
+            numbers = range(number * rows, (number + 1) * rows)
+            made = sampler.generate([prompt] * rows, max_new_tokens=new_tokens, eos=given.eos, numbers=numbers)
+            return sum(map(len, made.tokens)), int(made.record.target_passes.sum())
+
+        return call
 
     drafted = [(name, gamma) for name, (_, gammas) in given.drafters.items() for gamma in gammas]
     ways: dict[str, Way] = {}
     for mode, compile in modes.items():
-        ways[f"plain, {mode}"] = partial(call, None, 0, compile)
+        ways[f"plain, {mode}"] = way(None, 0, compile)
         for name, gamma in drafted[:1] if mode == "compiled" else drafted:
             # a graph holds its tensors, so each way has its own.
-            drafter = given.drafters[name][0](sampling)
-            ways[f"{name} {gamma}, {mode}"] = partial(call, drafter, gamma, compile)
+            ways[f"{name} {gamma}, {mode}"] = way(given.drafters[name][0](sampling), gamma, compile)
     return ways
 
 
@@ -188,20 +195,19 @@ def measure(
     if kind == "audit":
         lines += audited(given, 1.0, sequences, new_tokens)
     elif kind == "pass":
-        modes: tuple[bool | str, ...] = (False, "graph")
+        modes: tuple[Compile, ...] = (False, "graph")
         for rows, compile in product((1, 16), modes):
             lines += passes(given, rows, compile, costs_of(given, rows, compile, lengths, repetitions))
     else:
         text, temperature, rows = more[0], float(more[1]), int(more[2])
         sampling = Sampling(temperature)
         about |= {"prompts": text, "temperature": temperature}
-        added: dict[str, Any] = {"call": {"eager": False}, "compiled": {"compiled": True}}.get(kind, {})
-        ways = own_ways(given, sampling, rows, new_tokens, {"graph": "graph"} | added)
+        added: dict[str, dict[str, Compile]] = {"call": {"eager": False}, "compiled": {"compiled": True}}
+        ways = own_ways(given, sampling, rows, new_tokens, {"graph": "graph"} | added.get(kind, {}))
         if others and kind == "call":
             ways |= other_ways(given, sampling, rows, new_tokens)
         costs = costs_of(given, rows, "graph", lengths, repetitions)
         lines += calls(ways, given, prompts, rows, partial(predicted, costs, given.draft is not None))
-    forget_compiled()
     return [about | line for line in lines]
 
 

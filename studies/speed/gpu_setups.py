@@ -38,7 +38,7 @@ class Setup(NamedTuple):
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
-    drafters: dict[str, tuple[Callable[[Sampling], Any], tuple[int | str, ...]]]
+    drafters: dict[str, tuple[Callable[[Sampling], Any], tuple[int, ...]]]
     prompts: list[list[int]]
     eos: int | None = None
 
@@ -61,9 +61,7 @@ def of_a_pair(name: str, dtype: torch.dtype) -> Setup:
         prompts = np.random.default_rng(0).integers(vocab, size=(64, 32)).tolist()
     models: list[Any] = [pair.target, pair.draft]
     target, draft = (model.to(torch.device(CUDA)) for model in models)
-    drafters: dict[str, Any] = {
-        "model": (lambda sampling: ModelDrafter(draft, sampling, capturable=True), (2, 4, 8, "auto"))
-    }
+    drafters: dict[str, Any] = {"model": (lambda sampling: ModelDrafter(draft, sampling, capturable=True), (2, 4, 8))}
     return Setup(target, draft, drafters, prompts)
 
 
@@ -72,7 +70,7 @@ def smollm2(dtype: torch.dtype, kind: str) -> Setup:
     target, tokenizer = workloads.model_and_tokenizer(str(dtype).removeprefix("torch."), CUDA)
     head = load_head(data_file("smollm2-head"), dtype).to(CUDA)
     drafters: dict[str, Any] = {
-        "copies": (lambda _: PromptLookupDrafter(target.config.vocab_size), (4, 8, "auto")),
+        "copies": (lambda _: PromptLookupDrafter(target.config.vocab_size), (4, 8, 10)),
         "head": (lambda sampling: AttentionDrafter(target, head, sampling, capturable=True), (2, 4)),
     }
     return Setup(target, None, drafters, workloads.prompts_of(tokenizer, kind, 12), tokenizer.eos_token_id)

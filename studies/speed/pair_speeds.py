@@ -1,14 +1,13 @@
 """How fast is the trained pair with each of its drafters?
 
-Whole calls of `generate`, the pass over the prompt included, one prompt at a time in float32 at
-temperatures 1 and 0 (compiled: at 1), with weights in the layout that is fastest on the machine.
+Whole calls of `Sampler.generate`, the pass over the prompt included, one prompt at a time in float32
+at temperatures 1 and 0 (compiled: at 1), with `compile="auto"`, in item "compiled" `compile=True`.
 Plain decoding with the same compilation, and every drafter, take turns in one run, in a new random
 order for each prompt. Prompts: the beginnings of held-out files of the corpus, and of modules of
 Python's standard library, which is not in the corpus. The columns:
 
 - `gamma`: draft tokens per step. Without compilation the fastest of `GAMMAS` on other prompts of
-  the same kind, timed in the same way before; compiled, where every gamma of every drafter takes a
-  minute to compile, 4
+  the same kind, timed in the same way before; compiled, where every gamma has to be compiled, 4
 - `ms`: milliseconds per token, over all prompts
 - `tokens_per_step`, with a 95% interval over prompts
 - `speed_up`: the time of plain decoding with the same compilation, for all prompts, over this
@@ -20,7 +19,7 @@ machines. Nothing is chosen on the prompts that are timed.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,10 +30,10 @@ from numpy.typing import NDArray
 
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter
-from specnb.fast import pack
+from specnb.fast import Compile
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import TRAINED_PAIR, Pair, load_model, load_pair
-from specnb.sampler import Hooks, forget_compiled, generate
+from specnb.sampler import Sampler, slots_for
 from specnb.statistics import machine, over_rows, ratio_of_sums
 from studies import study
 from studies.drafters.heads import FeatureDrafter
@@ -54,41 +53,46 @@ class Entry(NamedTuple):
     gamma: int
 
 
-def entries(pair: Pair, sampling: Sampling, compiled: bool) -> list[Entry]:
+def entries(pair: Pair, sampling: Sampling, compile: Compile) -> list[Entry]:
     """Plain decoding, and every drafter that is timed."""
     models = {"draft model": pair.draft, "distilled draft model": load_model(TRAINED_PAIR / "draft-distilled")}
     drafters: dict[str, Drafter] = {
-        name: ModelDrafter(model, sampling, compile=compiled) for name, model in models.items()
+        name: ModelDrafter(model, sampling, compile=compile) for name, model in models.items()
     }
     for name, drafter in HEADS.items():
-        head: Any = load_head(TRAINED_PAIR / f"draft-{name}")
-        pack(head)
-        drafters[f"{name} head"] = drafter(pair.target, head, sampling, compile=compiled)
+        # The layers of a head are not compiled.
+        products: Compile = "auto" if compile else False
+        head = load_head(TRAINED_PAIR / f"draft-{name}")
+        drafters[f"{name} head"] = drafter(pair.target, head, sampling, compile=products)
     return [Entry(NONE, None, 0), *[Entry(name, drafter, GAMMA) for name, drafter in drafters.items()]]
 
 
-class Calls(NamedTuple):
-    """Timed calls of `generate`, one prompt at a time, that differ only in the drafter and its
-    gamma.
+class Calls:
+    """Timed calls of samplers, one prompt at a time, that differ only in the drafter and its gamma.
 
-    A call makes `new_tokens` tokens, or fewer where `eos` ends them.
+    A call makes `new_tokens` tokens, or fewer where `eos` ends them, in `slots`, enough for the
+    longest prompt. Every entry has a sampler of its own, made by `sampler_class`.
     """
 
-    target: Any
-    sampling: Sampling
-    new_tokens: int
-    compiled: bool = False
-    eos: int | None = None
-    hooks: Hooks = Hooks()
+    def __init__(
+        self, target: Any, sampling: Sampling, new_tokens: int, slots: int, *, compile: Compile = "auto",
+        eos: int | None = None, sampler_class: Callable[..., Sampler] = Sampler,
+    ) -> None:  # fmt: skip
+        self.target, self.sampling, self.new_tokens, self.slots = target, sampling, new_tokens, slots
+        self.compile, self.eos, self.sampler_class = compile, eos, sampler_class
+        self.samplers: dict[tuple[str, int], Sampler] = {}
 
-    def made(self, entry: Entry, prompt: list[int], row: int) -> tuple[list[int], int]:
-        """The tokens of one call, and its target forward passes; `row` numbers its random
+    def made(self, entry: Entry, prompt: list[int], number: int) -> tuple[list[int], int]:
+        """The tokens of one call, and its target forward passes; `number` is that of its random
         numbers."""
-        found = generate(
-            self.target, [prompt], entry.drafter, gamma=entry.gamma, max_new_tokens=self.new_tokens,
-            sampling=self.sampling, eos=self.eos, compile=self.compiled, progress=False,
-            hooks=replace(self.hooks, rows=[row]),
-        )  # fmt: skip
+        key = entry.name, entry.gamma
+        if key not in self.samplers:
+            self.samplers[key] = self.sampler_class(
+                self.target, entry.drafter, gamma=entry.gamma, sampling=self.sampling, compile=self.compile,
+                check=False, slots=self.slots, progress=False,
+            )  # fmt: skip
+        sampler = self.samplers[key]
+        found = sampler.generate([prompt], max_new_tokens=self.new_tokens, eos=self.eos, numbers=[number])
         return found.tokens[0], int(found.record.target_passes.sum())
 
     def timed(self, chosen: list[Entry], prompts: list[list[int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -96,9 +100,9 @@ class Calls(NamedTuple):
         `(2, prompts, chosen)`."""
         counts = np.zeros((2, len(prompts), len(chosen)))
 
-        def call(at: int, prompt: list[int], row: int) -> None:
-            tokens, passes = self.made(chosen[at], prompt, row)
-            counts[:, row, at] = len(tokens), passes
+        def call(at: int, prompt: list[int], number: int) -> None:
+            tokens, passes = self.made(chosen[at], prompt, number)
+            counts[:, number, at] = len(tokens), passes
 
         return timed_in_turn(call, range(len(chosen)), prompts), counts
 
@@ -129,14 +133,15 @@ def measure(item: str, prompts: int, chosen_on: int, prompt_tokens: int, new_tok
     """The lines of one item; the last `chosen_on` prompts of a kind are for the choice of gamma."""
     how, temperature = item.split("-")
     pair, sampling, compiled = load_pair(), Sampling(temperature=float(temperature)), how == "compiled"
-    calls, fixed = Calls(pair.target, sampling, new_tokens, compiled), entries(pair, sampling, compiled)
+    compile: Compile = True if compiled else "auto"
     found = []
     for kind in PROMPTS["trained"]:
-        given = prompts_of(pair, kind, prompts + chosen_on, prompt_tokens)
+        given, fixed = prompts_of(pair, kind, prompts + chosen_on, prompt_tokens), entries(pair, sampling, compile)
+        slots = slots_for(max(map(len, given)), new_tokens, max(GAMMAS))
+        calls = Calls(pair.target, sampling, new_tokens, slots, compile=compile)
         chosen = fixed if compiled else [calls.with_gamma(entry, given[prompts:]) for entry in fixed]
         lines = calls.compared(chosen, given[:prompts])
         found.append(lines.assign(prompts=kind, temperature=float(temperature), compiled=compiled))
-    forget_compiled()
     under = {"target": "shipped", "sequences": prompts, "machine": machine(), "threads": torch.get_num_threads()}
     return pd.concat(found).assign(**under)
 

@@ -2,21 +2,22 @@
 
 Plain decoding and gamma 1 to `largest` are timed in turn on prompts that the recommendation did not
 see: held-out files of the corpus, and files of Python's standard library, which is not in the
-corpus (the synthetic pair: random tokens). Both pairs are measured with weights as saved and in the
-layout chosen for this machine, which must do nothing else.
+corpus (the synthetic pair: random tokens). Both pairs are measured with weights as saved and with
+the products of `compile="auto"`, chosen for this machine, which must do nothing else.
 """
 
 from __future__ import annotations
 
 import pandas as pd
 
+from specnb.fast import Compile
 from specnb.speedup import recommend_gamma
 from specnb.statistics import Estimate
 from studies.speed.pairs import PAIRS, PROMPTS, prompts_of
 from studies.speed.speeds import measure_speeds
 from studies.study import Study, columns, conditions
 
-LAYOUTS = {"saved": False, "chosen": True}
+LAYOUTS: dict[str, Compile] = {"saved": False, "chosen": "auto"}
 
 
 def measure(
@@ -29,12 +30,13 @@ def measure(
     timed.
     """
     name, layout, kind = item.split("-", maxsplit=2)
-    pair = PAIRS[name](packed=LAYOUTS[layout])
+    pair, compile = PAIRS[name](), LAYOUTS[layout]
     prompts = prompts_of(pair, kind, advised_on + repetitions, prompt_tokens)
     advice = recommend_gamma(
-        pair, prompts[:advised_on], largest=largest, new_tokens=new_tokens, repetitions=max(repetitions, 3)
-    )
-    speeds = measure_speeds(pair, prompts[advised_on:], range(largest + 1), max_new_tokens=new_tokens)
+        pair, prompts[:advised_on], largest=largest, new_tokens=new_tokens,
+        repetitions=max(repetitions, 3), compile=compile,
+    )  # fmt: skip
+    speeds = measure_speeds(pair, prompts[advised_on:], range(largest + 1), max_new_tokens=new_tokens, compile=compile)
     measured = {gamma: speeds.improvement(gamma) for gamma in range(largest + 1)}
     best = max(measured, key=lambda gamma: measured[gamma].value)
     predicted = {0: Estimate(1.0, 1.0, 1.0, 0)} | advice.predicted

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from specnb.distributions import Sampling
+from specnb.fast import Compile
 from specnb.loading import Pair
 from specnb.record import PARTS
-from specnb.sampler import Hooks, generate
+from specnb.sampler import Hooks, Sampler, slots_for
 from specnb.statistics import Estimate, bootstrap, run_round
 
 Array = NDArray[np.float64]
@@ -96,7 +97,7 @@ def measure_speeds(
     max_new_tokens: int = 64,
     sampling: Sampling = Sampling(),
     rows: int = 1,
-    compile: bool | str = False,
+    compile: Compile = False,
     seed: int = 0,
     between: Callable[[], Any] = lambda: None,
     progress: bool = True,
@@ -104,7 +105,7 @@ def measure_speeds(
     """Times generation from each prompt with every gamma, in a random order; each prompt is one
     repetition.
 
-    A batch is `rows` copies of one prompt. `compile` as in `generate`; compilation is not timed.
+    A batch is `rows` copies of one prompt. `compile` as in `Sampler`; compilation is not timed.
     `between` is called before each generation, for instance `CostMeter.round`, so that costs and
     speeds are measured under equal conditions. The forward pass over the prompt is not timed, since
     Theorem 3.8 is about long sequences. Raises `ValueError` when 0 is not among `gammas` or there
@@ -120,12 +121,21 @@ def measure_speeds(
             f"gammas {list(gammas)} need a 0 to compare with, and {len(prompts)} prompts need to be at least 3"
         )
 
+    longest = max(map(len, prompts))
+    samplers = {
+        gamma: Sampler(
+            pair.target, pair.draft, gamma=gamma, sampling=sampling, compile=compile, check=False,
+            slots=slots_for(longest, max_new_tokens, gamma), hooks=Hooks(timed=True), progress=False,
+        )
+        for gamma in gammas
+    }  # fmt: skip
+
     def run(prompt: Sequence[int], gamma: int, row: int, before: Callable[[], Any]) -> tuple[Any, ...]:
         """An entry of each array of `Speeds`."""
         before()
-        record = generate(
-            pair.target, [prompt] * rows, pair.draft, gamma=gamma, max_new_tokens=max_new_tokens, sampling=sampling,
-            seed=seed, compile=compile, progress=False, hooks=Hooks(range(row * rows, (row + 1) * rows), timed=True),
+        numbers = range(row * rows, (row + 1) * rows)
+        record = samplers[gamma].generate(
+            [prompt] * rows, max_new_tokens=max_new_tokens, seed=seed, numbers=numbers
         ).record  # fmt: skip
         emitted = record.emitted.sum()
         seconds = [record.seconds[part].sum() / emitted for part in PARTS]

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.sampler import Hooks, generate
+from specnb.sampler import Sampler
 from specnb.statistics import Estimate, ratio_of_sums
 from studies import corpus
 from studies.files import write
@@ -52,13 +52,12 @@ def held_out_windows(pair: Pair, length: int, per_file: int, files: int | None =
 
 def sampled(target: PreTrainedModel, prompts: Tensor, length: int, temperature: float, seed: int) -> Tensor:
     """`prompts` `(n, PROMPT)` continued by the target to `length` tokens, `(n, length)`."""
+    sampler = Sampler(target, None, sampling=Sampling(temperature), compile=False, progress=False)
     parts = []
     for at in tqdm(range(0, len(prompts), SAMPLED_AT_ONCE), desc=OWN, delay=3):
         some = prompts[at : at + SAMPLED_AT_ONCE]
-        made = generate(
-            target, some.tolist(), None, max_new_tokens=length - PROMPT, sampling=Sampling(temperature), seed=seed,
-            progress=False, hooks=Hooks(range(at, at + len(some))),
-        )  # fmt: skip
+        numbers = range(at, at + len(some))
+        made = sampler.generate(some.tolist(), max_new_tokens=length - PROMPT, seed=seed, numbers=numbers)
         parts.append(torch.cat([some, torch.tensor([list(tokens) for tokens in made.tokens])], dim=1))
     return torch.cat(parts)
 

@@ -35,9 +35,9 @@ from transformers import PreTrainedModel
 from specnb.distributions import Sampling
 from specnb.heads import AttentionHead, save_head
 from specnb.rules import Outcome
-from specnb.sampler import Hooks, Request, generate
+from specnb.sampler import Hooks, generate
 from specnb.statistics import ratio_of_sums
-from specnb.step import IDLE, Batch
+from specnb.step import IDLE, Batch, Setup
 from studies import corpus, study
 from studies.files import ROOT
 from studies.real.workloads import KINDS, as_chat, head_drafter, model_and_tokenizer, prompts_of
@@ -62,9 +62,9 @@ class Recorded(Batch):
 
     made: Recorded
 
-    def __init__(self, request: Request) -> None:
-        super().__init__(request)
-        self.runner.record_hidden_states(LAYERS, request.rows)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.runner.record_hidden_states(LAYERS, setup.rows)
         self.mass, Recorded.made = torch.zeros(self.vocab), self
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:

@@ -20,14 +20,13 @@ from specnb.loading import Pair, load_pair
 from specnb.ngram import UniformDrafter
 from specnb.rules import token_verification
 from studies.beams import beam_speeds
-from studies.drafters import drafter_choice, drafters
+from studies.drafters import drafters
 from studies.files import ROOT
 from studies.rules import rules_in_the_loop, verification_rules
 from studies.rules.rules_in_the_loop import Method
 from studies.speed import pair_speeds
 from studies.speed.pairs import prompts_of
 from studies.study import find
-from studies.training.evaluation import held_out_windows
 
 
 def rounded(value: float) -> Any:
@@ -71,21 +70,9 @@ def test_drafters(pair: Pair) -> None:
     text, size = "repetitive", find("drafters").settings
     entry = drafters.Entry(lambda _: UniformDrafter(pair.target.config.vocab_size), 1)
     prompts = drafters.prompts_of(pair, text, size["sequences"])
-    counts = drafters.counts_of(drafters.made(pair.target, prompts, entry, Sampling(), size["new_tokens"]).record)
+    counts = drafters.counts_of(drafters.record_of(pair.target, prompts, entry, Sampling(), size["new_tokens"]))
     (row,) = committed("drafters", text=text, drafter="random").to_dict("records")
     for name, estimate in counts.items():
-        assert estimate.value == rounded(row[name]), name
-
-
-def test_drafter_choice() -> None:
-    """Lookahead at temperature 0, where each step depends on every pass before."""
-    pair, size = load_pair(), find("drafter_choice").settings
-    windows, _ = held_out_windows(pair, drafter_choice.PROMPT, per_file=2)
-    entry = drafter_choice.without_training(pair.target.config.vocab_size)["lookahead"]
-    prompts = windows[: size["sequences"]["trained"]].tolist()
-    made = drafters.made(pair.target, prompts, entry, Sampling(0.0), size["new_tokens"])
-    (row,) = committed("drafter_choice", target="trained", temperature=0, drafter="lookahead").to_dict("records")
-    for name, estimate in drafter_choice.counts_of(made.record).items():
         assert estimate.value == rounded(row[name]), name
 
 
@@ -106,7 +93,7 @@ def test_pair_speeds(pair: Pair) -> None:
     name, size = "attention head", find("pair_speeds").settings
     (row,) = committed("pair_speeds", drafter=name, temperature=0, prompts="held-out").to_dict("records")
     (entry,) = [one for one in pair_speeds.entries(pair, Sampling(0.0), False) if one.name == name]
-    calls = pair_speeds.Calls(pair.target, Sampling(0.0), size["new_tokens"])
+    calls = pair_speeds.Calls(pair.target, Sampling(0.0), size["new_tokens"], slots=128, compile=False)
     prompts = prompts_of(pair, "held-out", size["prompts"], size["prompt_tokens"])
     chosen = entry._replace(gamma=int(row["gamma"]))
     passes = sum(calls.made(chosen, prompt, number)[1] for number, prompt in enumerate(prompts))

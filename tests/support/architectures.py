@@ -12,6 +12,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 VOCAB = 24
 START = 1
+THRESHOLD = 20
+"""Tokens at which a model changes what it computes: windows, chunks, sparse indices, temperature."""
 ENCODER_DECODERS = [
     "bart",
     "bigbird_pegasus",
@@ -36,7 +38,7 @@ KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 LARGEST = 20_000_000  # parameters; some sizes of a few architectures are not among these names
 SIZES = {
     VOCAB: "vocab_size vocab_size_per_layer_input",
-    64: "max_position_embeddings n_positions max_seq_len n_ctx seq_length original_max_position_embeddings",
+    128: "max_position_embeddings n_positions max_seq_len n_ctx seq_length",
     32: "hidden_size intermediate_size n_embd d_model ffn_dim ffn_hidden_size decoder_ffn_dim word_embed_proj_dim d_ff "
     "attention_hidden_size lru_width intermediate_size_mlp expert_ffn_hidden_size shared_expert_intermediate_size "
     "embedding_size dim_model dim_ff dff moe_intermediate_size moe_shared_expert_intermediate_size encoder_ffn_dim "
@@ -45,8 +47,9 @@ SIZES = {
     "linear_value_head_dim mamba_d_head mamba_head_dim d_kv kv_channels o_lora_rank dim_head index_head_dim",
     8: "hidden_size_per_layer_input rotary_dim qk_rope_head_dim mamba_d_state query_pre_attn_scalar "
     "num_local_experts n_routed_experts moe_num_experts n_experts num_experts",
-    4: "sliding_window attention_chunk_size window_size state_size index_topk "
-    "ssm_state_size laurel_rank attention_window_size mamba_n_heads mamba_num_heads chunk_size",
+    THRESHOLD: "sliding_window attention_chunk_size window_size index_topk attention_window_size floor_scale "
+    "keep_window_size original_max_position_embeddings",
+    4: "state_size ssm_state_size laurel_rank mamba_n_heads mamba_num_heads chunk_size",
     2: "num_hidden_layers n_layer num_layers n_layers decoder_layers encoder_layers num_attention_heads n_head "
     "decoder_attention_heads attention_heads encoder_attention_heads num_key_value_heads linear_num_value_heads "
     "linear_num_key_heads num_experts_per_tok moe_top_k moe_topk altup_num_inputs top_k_experts expand mamba_expand "

@@ -17,7 +17,6 @@ from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, Mode
 from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter
 from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.trees import distinct_children, independent_children
-from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit
 from studies.drafters.egag import EntropyGuidedDrafter
 from studies.drafters.head_tree import HeadTreeDrafter
@@ -26,7 +25,6 @@ from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.length import CalibratedDrafter, HighEntropy, LowConfidence, StoppingDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 from studies.drafters.stopping_rules import HALVES, Discarding, UnlikelySoFar
-from studies.drafters.suffix import SuffixDrafter
 
 Head = TypeVar("Head", bound=nn.Module)
 VOCAB, WIDTH = 4, 8  # of the tiny models
@@ -136,8 +134,6 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "prompt lookup, recent": lookup,
     "prompt lookup, frequent": lambda: PromptLookupDrafter(VOCAB, longest=1, shortest=1, choose="frequent"),
     "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, shortest=1, choose="proportional"),
-    "suffix": lambda: SuffixDrafter([COUNTED.tolist(), [0, 1, 2]], VOCAB, shortest=1),
-    "suffix, proportional": lambda: SuffixDrafter([COUNTED.tolist()], VOCAB, shortest=1, proportional=True),
     "uniform": lambda: UniformDrafter(VOCAB),
     "trigram, backing off": counted,
     "skip-gram": lambda: SkipGramDrafter(COUNTED, 2, VOCAB),
@@ -148,7 +144,6 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "high entropy": lambda: StoppingDrafter(chain(), HighEntropy(0.3, 0.4), at_least=1),
     "calibrated": lambda: CalibratedDrafter(chain(), HALVES, 0.3),
     "unlikely so far": lambda: StoppingDrafter(chain(), UnlikelySoFar(0.2)),
-    "bandit": lambda: BanditDrafter(chain(), (1, 2, 3), cost_ratio=0.1),
     "entropy-guided": lambda: EntropyGuidedDrafter(chain(), 1, 3),
     "model": lambda: near("llama"),
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
@@ -156,18 +151,12 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "attention head": attending,
     "attention head of some tokens": attending_some,
     "parallel heads": parallel,
-    "copy, otherwise a model": lambda: FallbackDrafter(lookup(shortest=2), near("llama")),
-    "copy, otherwise another model": lambda: FallbackDrafter(PromptLookupDrafter(VOCAB, 1, 1), far("gpt2")),
     "copy, otherwise a head": lambda: FallbackDrafter(lookup(shortest=2), attending()),
     "copy, otherwise a token of a head": lambda: FallbackDrafter(lookup(shortest=2), attending(most=1)),
     "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
     "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
-    "bandit, stopped": lambda: StoppingDrafter(BanditDrafter(near("llama"), (1, 3), 0.1), LowConfidence(0.4), 1),
-    "stopped, by a bandit": lambda: BanditDrafter(StoppingDrafter(chain(), LowConfidence(0.4)), (1, 3), 0.1),
     "copy and stopped": lambda: MixtureDrafter(lookup(), StoppingDrafter(near("llama"), UnlikelySoFar(0.5)), 0.3),
-    "copy and bandit": lambda: MixtureDrafter(lookup(2), BanditDrafter(near("llama"), (1, 2), 0.1), weight=0.6),
     "copy and an attention head": lambda: MixtureDrafter(lookup(), attending(), weight=0.4),
-    "attention head, by a bandit": lambda: BanditDrafter(attending(), (1, 3), 0.1),
 }
 """Name -> makes a drafter whose draft tokens are sampled one after the other with the uniforms
 given."""
@@ -181,9 +170,6 @@ HIERARCHICAL: dict[str, Callable[[], Drafter]] = {
     ),
     "hierarchical over a mixture": lambda: HierarchicalDrafter(
         near("llama"), MixtureDrafter(lookup(), near("llama"), weight=0.3), inner_gamma=2
-    ),
-    "hierarchical over a fallback": lambda: HierarchicalDrafter(
-        near("llama"), FallbackDrafter(lookup(shortest=2), near("llama")), inner_gamma=1
     ),
     "hierarchical over another": lambda: HierarchicalDrafter(
         near("llama"), HierarchicalDrafter(near("llama"), near("llama"), inner_gamma=1), inner_gamma=1

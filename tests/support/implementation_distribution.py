@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy import stats
-from specnb.decoding import generate as loop
 from tiny import ARCHITECTURES, distributions_after, near_copy, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -72,15 +71,15 @@ class Verdict(NamedTuple):
         return detectable_total_variation(self.cells - (len(PROMPTS) - 1), self.probs.n, level)
 
 
-def measure(case: Case, generate: Callable[..., Generation] | None = None) -> Verdict:
+def measure(case: Case, loop: Callable[..., Generation] | None = None) -> Verdict:
     """Generates, checks the record against the tokens (`AssertionError`), and compares both with
     the theory.
 
-    `generate` stands for the loop with a bug in it, which knows its sampling settings itself.
+    `loop` stands for `generate` with a bug in it, which knows its sampling settings itself.
     """
     target = eager(case.architecture)
     target.set_attn_implementation(case.attention)
-    run = generate or partial(loop.generate, sampling=case.sampling)
+    run = loop or partial(generate, sampling=case.sampling)
     made = run(
         target,
         PROMPTS * (case.rows // len(PROMPTS)),

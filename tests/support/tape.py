@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from specnb.cache import RaggedCache
-from specnb.step import Batch
+from specnb.step import Batch, Setup
 from studies.batching.operations import Operation, OperationRecorder
 
 WAITS = {"nonzero", "masked_select", "_unique2"}
@@ -42,24 +42,26 @@ class Tape:
         new = [one if isinstance(one, Tensor) and _memory(one) not in known else None for one in results]
         self.operations.append((again, new))
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
         if not self.operations:
             with OperationRecorder(self.record), patch.object(RaggedCache, "shortens", False):
-                self.function()
-            return
+                self.result = self.function()
+            return self.result
         for again, new in self.operations:
             for kept, made in zip(new, tree_leaves(again()), strict=True):
                 if kept is not None:  # neither a view nor something changed in place
                     kept.copy_(made)
+        return self.result
 
 
 def taped(batch_class: type[Batch]) -> type[Batch]:
     """A subclass whose first step is recorded and whose later steps are replayed."""
 
     class Taped(batch_class):  # type: ignore[misc, valid-type]  # a base that is given
-        def __init__(self, *settings: Any) -> None:
-            super().__init__(*settings)
-            self.wrap(Tape, "step")
+        def __init__(self, setup: Setup) -> None:
+            super().__init__(setup)
+            self.widths = (setup.gamma,)  # as on a device, where the host does not know what was proposed
+            self.graph = Tape(self.in_parts)
 
     return Taped
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from specnb.decoding import generate as loop
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 
@@ -38,7 +37,7 @@ def test_every_layout_gives_the_tokens_of_the_library(make: Callable[..., PreTra
         {"gamma": 4, "max_new_tokens": LIMIT - 5, "seed": 7, "rule": exact_match},
     ]
     for settings in asked:
-        expected = loop.generate(target, PROMPTS, draft, progress=False, **settings).tokens
+        expected = plain_generate(target, PROMPTS, draft, progress=False, **settings).tokens
         assert generate(LAYOUTS[layout], target, PROMPTS, draft, **settings) == expected
 
 
@@ -57,7 +56,7 @@ def test_planted_bugs_are_found(bug: str) -> None:
     asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 9}
     assert any(
         generate(layout, target, PROMPTS, draft, seed=seed, **asked)
-        != loop.generate(target, PROMPTS, draft, seed=seed, progress=False, **asked).tokens
+        != plain_generate(target, PROMPTS, draft, seed=seed, progress=False, **asked).tokens
         for seed in range(6)
     )
 

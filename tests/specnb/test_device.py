@@ -25,38 +25,29 @@ import torch
 from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
 from real_cuda import RealCuda
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
-from specnb.decoding import generate as loop
-from specnb.decoding import step
-from specnb.decoding.auto_gamma import FIXED, Auto
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
-from transformers import (
-    PreTrainedModel,
-)  # fmt: skip
+from transformers import PreTrainedModel
 
 import specnb
-from specnb import rules
+from specnb import check, rules
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
 from specnb.cost import measure_costs
 from specnb.distributions import Sampling
 from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.fast import Captured
-from specnb.models import probe
 from specnb.ngram import PromptLookupDrafter
-from specnb.sampler import STARTED, Generation, Hooks, ProgressReader, forget_compiled, generate
+from specnb.sampler import Generation, Hooks, ProgressReader, Sampler, generate
 from specnb.statistics import BOUNDS, machine
 from specnb.step import Batch
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
-COMMON: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2, "progress": False}
+ASKED: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2}
+COMMON = ASKED | {"check": False, "progress": False}
 ALL = CHAINS | HIERARCHICAL | TREES
-WAITING = {"suffix", "suffix, proportional", "trigram, backing off", "skip-gram", *HIERARCHICAL}
-WAITING |= {name for name in ALL if name.startswith("copy, otherwise") and name != "copy, otherwise a table"}
-"""Their steps wait for the device, as their docstrings say: tables on the host, or a choice made
-there."""
-REPLACING = {name for name in ALL if "bandit" in name}
-"""They make new tensors at `start`, so that no graph can hold their operations."""
+WAITING = {"trigram, backing off", "skip-gram", *HIERARCHICAL}
+"""Their steps wait for the device, as their docstrings say: tables are on the host."""
 
 
 @pytest.fixture
@@ -65,13 +56,11 @@ def any_device() -> Iterator[SimulatedCuda | RealCuda]:
     if torch.cuda.is_available():
         with torch.inference_mode():
             yield RealCuda()
-            forget_compiled()
         return
     if reason := cuda_guard.reason_to_skip():
         pytest.skip(reason)
     with simulated_cuda() as simulated, torch.inference_mode():
         yield simulated
-        forget_compiled()
 
 
 @pytest.fixture
@@ -91,11 +80,11 @@ def steps(any_device: SimulatedCuda | RealCuda, monkeypatch: pytest.MonkeyPatch)
     logs: list[Log] = []
     make = Batch.step
 
-    def logged(batch: Batch) -> None:
+    def logged(batch: Batch, mark: Any = None) -> None:
         assert len(logs) < 50, "the host does not learn that all rows have ended"
         before = len(any_device.log)
         with any_device.watched(batch) if isinstance(any_device, RealCuda) else nullcontext():
-            make(batch)
+            make(batch, mark)
         logs.append(any_device.log[before:])
 
     monkeypatch.setattr(Batch, "step", logged)
@@ -165,7 +154,7 @@ def test_tokens_are_those_of_the_cpu_and_a_step_waits_for_nothing(
     assert name in WAITING or kinds(steps) == {"launch"}
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in WAITING | REPLACING])
+@pytest.mark.parametrize("name", [name for name in ALL if name not in WAITING])
 def test_a_captured_step_is_one_replay_with_the_tokens_of_the_cpu(
     name: str, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +163,8 @@ def test_a_captured_step_is_one_replay_with_the_tokens_of_the_cpu(
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     drafter = ALL[name]()
     drafter.capturable = True
-    made = generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), compile="graph", **COMMON)
+    common = COMMON | {"compile": "graph", "check": True}
+    made = generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), **common)
     require_equal(made, expected)
     assert len(steps) > 3
     assert steps[1:] == [[("replay", "a graph")]] * len(steps[1:])  # after the one that captures
@@ -209,7 +199,7 @@ class Checked(Captured):
 @pytest.fixture
 def checked(any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if not isinstance(any_device, RealCuda):
-        monkeypatch.setattr(loop, "Captured", Checked)
+        monkeypatch.setattr("specnb.step.Captured", Checked)
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -241,57 +231,19 @@ def test_every_architecture(make: Callable[..., PreTrainedModel], any_device: An
     expected = on_the_cpu(model, PROMPTS, tree, gamma=2, **COMMON)
     tree.table = tree.table.to("cuda")
     for compile in (False, "graph"):
-        require_equal(generate(placed(model), PROMPTS, tree, gamma=2, compile=compile, **COMMON), expected)
+        common = COMMON | {"compile": compile, "check": True}
+        require_equal(generate(placed(model), PROMPTS, tree, gamma=2, **common), expected)
 
 
-def late(batch: Batch, status: np.ndarray) -> None:
-    """`Batch.learn` that learns from a step when the next one is known, as a device does."""
-    before, batch.before = getattr(batch, "before", None), status.copy()  # type: ignore[attr-defined]
-    if before is not None:
-        learn(batch, before)
-
-
-learn = Batch.learn
-COSTS = Auto(costs=[1.0, 1.1, 1.2, 1.3, 1.4], accepted=0.8)
-WIDTHS = {("copies", False): (0, 1, 2, 3, 4), ("copies", "graph"): (0, 1, 2, 4), ("model", "graph"): (1, 2, 4)}
-
-
-@pytest.mark.parametrize(("name", "compile"), WIDTHS)
-def test_gamma_is_chosen_one_step_late(
-    name: str, compile: Any, any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The tokens of a CPU that learns late and knows no match; the device has fewer rows, so that
-    they are refilled."""
-    common = COMMON | {"gamma": COSTS, "max_new_tokens": 8, "seed": 3}
-    copies = PromptLookupDrafter(VOCAB, shortest=1)
-    with monkeypatch.context() as patch:
-        patch.setattr(step, "widths", lambda *_: WIDTHS[name, compile])
-        patch.setattr(Batch, "learn", late)
-        # On a device the host does not know it.
-        patch.setattr(PromptLookupDrafter, "matched", lambda *_: None)
-        expected = on_the_cpu(target(), PROMPTS, copies if name == "copies" else draft(), **common | {"batch_size": 3})
-    steps.clear()
-    made = generate(
-        placed(target()), PROMPTS, copies if name == "copies" else placed(draft()), compile=compile, **common
-    )
-    require_equal(made, expected)
-    assert "read" not in kinds(steps)
-    drafted = (made.record.draft_tokens >= 0).sum(axis=-1)[made.record.active]
-    assert len(set(drafted.tolist())) > 2
-
-
-def test_gamma_of_a_draft_model_is_fixed_by_default(any_device: Any) -> None:
-    expected = on_the_cpu(target(), PROMPTS, draft(), gamma=FIXED, **COMMON)
-    require_equal(generate(placed(target()), PROMPTS, placed(draft()), **COMMON), expected)
-
-
-def test_a_kept_graph_serves_other_prompts_seeds_and_ends(any_device: Any, checked: None) -> None:
-    models = placed(target()), placed(draft())
+def test_a_sampler_s_graph_serves_other_prompts_seeds_and_ends(any_device: Any, checked: None) -> None:
+    sampler = Sampler(placed(target()), placed(draft()), gamma=3, progress=False)
+    batches = []
     for seed, eos in ((1, [2, 0]), (2, [3, 1]), (1, [2, 0])):
-        common = COMMON | {"seed": seed, "eos": eos, "gamma": 3}
-        expected = on_the_cpu(target(), PROMPTS[::-1], draft(), **common)
-        require_equal(generate(models[0], PROMPTS[::-1], models[1], compile="graph", **common), expected)
-    assert len(loop._kept) == 1
+        asked = ASKED | {"seed": seed, "eos": eos, "max_new_tokens": 3 + seed}
+        expected = on_the_cpu(target(), PROMPTS[::-1], draft(), gamma=3, progress=False, **asked)
+        require_equal(sampler.generate(PROMPTS[::-1], **asked), expected)
+        batches.append(sampler.batch)
+    assert batches == batches[:1] * 3
 
 
 def test_distributions_are_kept(any_device: Any) -> None:
@@ -309,15 +261,17 @@ def test_distributions_are_kept(any_device: Any) -> None:
 @pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])
 def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> None:
     """The second time in the tensors of the first."""
-    there = placed(made) if isinstance(made := drafter(), PreTrainedModel) else made
+    made = drafter()
+    there = placed(made) if isinstance(made, PreTrainedModel) else made
+    sampler = Sampler(placed(target()), there, gamma=3, compile=True, progress=False)
     for seed in (8, 9):
-        common = COMMON | {"gamma": 3, "seed": seed}
-        expected = on_the_cpu(target(), PROMPTS, made, **common)
-        require_equal(generate(placed(target()), PROMPTS, there, compile=True, **common), expected)
+        asked = ASKED | {"seed": seed}
+        expected = on_the_cpu(target(), PROMPTS, made, gamma=3, progress=False, **asked)
+        require_equal(sampler.generate(PROMPTS, **asked), expected)
 
 
 @pytest.mark.parametrize("compile", [False, "graph", True])
-def test_parts_of_steps_are_timed(compile: bool | str, any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is a graph of its own. What torch would compile is run as it is."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     common = COMMON | {"gamma": len(DEEP), "hooks": Hooks(timed=True)}
@@ -382,11 +336,11 @@ def test_acceptance_is_measured(any_device: Any) -> None:
 
 def test_a_model_in_16_bits_is_compared_by_a_copy_in_32(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     model = llama(dtype=torch.bfloat16)
-    monkeypatch.setattr(probe, "LOWEST", -1.0)  # no difference is too small for it
-    differences = [probe.difference_from_itself(one, slots=16)[0] for one in (model, placed(model))]
-    assert 0 < max(differences) < 1e-5
+    monkeypatch.setattr(check, "ROUNDING", -1.0)  # no difference is too small for it
+    for one in (model, placed(model)):
+        assert 0 < check.difference_from_itself(one, one, 16, "chain", 6).found < 1e-5
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (0, 0))
-    assert probe.difference_from_itself(placed(model), slots=16)[1] == probe.rounding(torch.bfloat16)
+    assert check.difference_from_itself(one, one, 16, "chain", 6).allowed == check.rounding(torch.bfloat16)
 
 
 def test_a_pair_is_loaded_to_the_device(any_device: Any) -> None:
@@ -403,19 +357,19 @@ tree of 5 nodes."""
 @pytest.mark.parametrize("compile", [False, "graph"])
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_the_host_calls_few_operations_and_reads_once_a_step(
-    name: str | None, compile: bool | str, device: SimulatedCuda, steps: list[Log], monkeypatch: pytest.MonkeyPatch
+    name: str | None, compile: Any, device: SimulatedCuda, steps: list[Log], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The status is copied to pinned memory between steps; nothing else happens there."""
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
-    model, drafter = placed(target()), None if name is None else ALL[name]()
-    common: dict[str, Any] = {"max_new_tokens": 5, "compile": compile, "progress": False, "gamma": 0}
+    drafter = None if name is None else ALL[name]()
     if drafter is not None:
         drafter.capturable = True
-        common["gamma"] = gamma_of(drafter)
+    gamma = gamma_of(drafter) if drafter else 0
+    sampler = Sampler(placed(target()), drafter, gamma=gamma, compile=compile, check=False, progress=False)
     for _ in range(2):  # the first time a graph is captured
         steps.clear()
         before = len(device.log)
-        generate(model, PROMPTS, drafter, **common)
+        sampler.generate(PROMPTS, max_new_tokens=5)
     assert kinds(steps) == {"replay" if compile else "launch"}
     assert max(map(len, steps)) <= (1 if compile else LAUNCHES[name])
     expected = [entry for log in steps for entry in [*log, ("copy out", "aten.copy_.default")]]
@@ -498,7 +452,7 @@ CHANGES: dict[str, tuple[Callable[[Any, Context], torch.Tensor], str]] = {
     "a number": (lambda self, context: shifted(self.table, context, self.calls), "which would be"),
     "a tensor without dimensions": (
         lambda self, context: shifted(self.table, context, self.offset),
-        "the graph was captured with the number 9, which is 10 now",
+        "the graph was captured with the number ",
     ),
 }
 
@@ -519,11 +473,22 @@ def test_without_that_check_the_replayed_steps_are_others_than_eager_ones(device
     assert not np.array_equal(eager.record.beta, replayed.record.beta)
 
 
-def test_memory_that_a_graph_uses_has_to_stay(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
-    drafter = CHAINS["bandit"]()
-    drafter.capturable = True
-    with pytest.raises(RuntimeError, match=r"the graph uses a tensor \(2, 3\) that no longer exists"):
+class MadeAtStart(UniformDrafter):
+    """Makes a new tensor for each call, so that no graph can hold its operations."""
+
+    capturable = True
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        if rows is None:
+            self.zeros = torch.zeros(len(context.lengths), self.vocab, device=context.lengths.device)
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        return super().distribution(context, position) + self.zeros
+
+
+def test_memory_that_a_graph_uses_has_to_stay(device: SimulatedCuda) -> None:
+    drafter = MadeAtStart(VOCAB)
+    with pytest.raises(RuntimeError, match=r"the graph uses a tensor \(2, 4\) that no longer exists"):
         generate(placed(target()), PROMPTS, drafter, gamma=3, compile="graph", **COMMON)
 
 
@@ -533,19 +498,14 @@ def test_a_status_that_is_not_waited_for_is_not_the_one_copied(
 ) -> None:
     if not waits:
         monkeypatch.setattr(Event, "synchronize", lambda event: None)
-    status = torch.full((2, 3), 5, device="cuda")
-    state = SimpleNamespace(tokens=torch.zeros(1, device="cuda"), status=status)
+    state = SimpleNamespace(tokens=torch.zeros(1, device="cuda"), status=torch.full((2,), 5, device="cuda"))
     reader = ProgressReader(SimpleNamespace(state=state))  # type: ignore[arg-type]
     assert reader.read() is None
-    for expected in ([[5, 5, 5]] * 2, [[4, 4, 4]] * 2):
+    for expected in ([5, 5], [4, 4]):
         state.status -= 1
-        found = reader.read()
-        assert found is not None
-        assert (found.tolist() == expected) == waits
+        assert (reader.read() == expected) == waits
     reader.entered([1])
-    found = reader.read()
-    assert found is not None
-    assert (found.tolist() == [[3, 3, 3], list(STARTED)]) == waits
+    assert (reader.read() == [3, 1]) == waits
 
 
 # The simulation itself
@@ -608,7 +568,7 @@ def lines_about_cuda() -> dict[str, set[int]]:
 
 def test_every_line_about_cuda_is_executed(device: SimulatedCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = lines_about_cuda()
-    assert sum(map(len, missing.values())) > 20
+    assert sum(map(len, missing.values())) > 15
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         lines = missing.get(frame.f_code.co_filename)
@@ -626,12 +586,13 @@ def test_every_line_about_cuda_is_executed(device: SimulatedCuda, monkeypatch: p
         for compile in (False, "graph"):
             hooks = Hooks(timed=bool(compile))
             generate(model, PROMPTS, drafter, gamma=2, compile=compile, hooks=hooks, **COMMON)
-        generate(model, PROMPTS, placed(draft()), gamma=Auto(), **COMMON)
+        generate(model, PROMPTS, placed(draft()), **COMMON)
         pair = without_tokenizer(placed(pair.target), placed(pair.draft))
         measure_costs(pair, context=3, largest=1, repetitions=3, compile="graph", progress=False)
         machine(model.device)
-        monkeypatch.setattr(probe, "LOWEST", -1.0)
-        probe.difference_from_itself(placed(llama(dtype=torch.bfloat16)), slots=16)
+        monkeypatch.setattr(check, "ROUNDING", -1.0)
+        half = placed(llama(dtype=torch.bfloat16))
+        check.difference_from_itself(half, half, 16, "chain", 6)
     finally:
         sys.settrace(before)
     assert not {file: lines for file, lines in missing.items() if lines}

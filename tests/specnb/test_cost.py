@@ -29,7 +29,7 @@ def test_forward_passes_see_the_right_tokens_slots_and_rows(pair: Pair) -> None:
     for role, model in models:
         model.role = role
     hooks = [model.register_forward_pre_hook(count, with_kwargs=True) for _, model in models]
-    costs = measure_costs(pair, context=7, lengths=(1, 3), rows=4, slots=24, repetitions=5, progress=False)
+    costs = measure_costs(pair, context=7, lengths=(1, 3), rows=4, slots=24, repetitions=5)
     for hook in hooks:
         hook.remove()
     assert (costs.target.shape, costs.draft.shape, costs.cost_ratio.n) == ((5, 2), (5, 1), 5)
@@ -47,27 +47,21 @@ def test_forward_passes_see_the_right_tokens_slots_and_rows(pair: Pair) -> None:
 
 
 def test_draft_passes_over_several_tokens_are_measured_on_request(pair: Pair) -> None:
-    costs = measure_costs(pair, context=3, largest=2, draft_lengths=(1, 2, 6), repetitions=3, progress=False)
+    costs = measure_costs(pair, context=3, largest=2, draft_lengths=(1, 2, 6), repetitions=3)
     assert (costs.target.shape, costs.draft.shape) == ((3, 2), (3, 3))
     assert costs.draft_cost(6) > 0
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    "wrong",
     [
-        ({"context": 0}, "context and rows are 0 and 1; they must be at least 1"),
-        ({"largest": 0}, "must be at least"),
-        ({"repetitions": 2}, "must be at least"),
-        ({"context": 7, "slots": 8, "largest": 2}, "8 slots are too few"),
-        ({"lengths": (2, 3)}, "must begin with 1"),
-        ({"lengths": (1, 3, 2)}, "and grow"),
-        ({"lengths": (1, 1)}, "and grow"),
-        ({"draft_lengths": (2,)}, "must begin with 1"),
+        {"context": 0}, {"largest": 0}, {"repetitions": 2}, {"context": 7, "slots": 8, "largest": 2},
+        {"lengths": (2, 3)}, {"lengths": (1, 3, 2)}, {"lengths": (1, 1)}, {"draft_lengths": (2,)},
     ],
-)
-def test_measurements_that_make_no_sense_are_refused(pair: Pair, wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        measure_costs(pair, progress=False, **wrong)
+)  # fmt: skip
+def test_measurements_that_make_no_sense_are_refused(pair: Pair, wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"must|too few"):
+        measure_costs(pair, **wrong)
 
 
 def test_costs_are_ratios_of_medians_and_linear_between_measured_lengths() -> None:

@@ -1,0 +1,373 @@
+"""A model that the loop runs wrongly is refused, before the first step, after it, or at the end of a
+completion; one that it runs exactly is not."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import gpt2, llama, mistral, neox, qwen2
+from torch import Tensor
+from transformers import (
+    BertConfig,
+    BertLMHeadModel,
+    FalconConfig,
+    FalconForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForCausalLM,
+)
+
+from specnb import Sampler, beam_search, check_model, generate
+from specnb.cache import cache_argument, prefill
+from specnb.check import Check, difference_from_itself, require_agreement, rounding, thresholds
+from specnb.drafters import TreeDrafter
+
+VOCAB = 24
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 2, "max_position_embeddings": 64}
+
+
+def _made(model: PreTrainedModel) -> PreTrainedModel:
+    torch.manual_seed(0)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.normal_(0, 0.5)
+    return model.double().eval()  # type: ignore[no-any-return]
+
+
+def roomy(dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """A Llama of 128 positions."""
+    model = llama(VOCAB, dtype=dtype)
+    model.config.max_position_embeddings = 128
+    return model
+
+
+def _changed(change: Callable[[dict[str, Any]], None]) -> PreTrainedModel:
+    """A Llama of which `change` alters the arguments of each forward pass."""
+    model = roomy()
+
+    def before(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        change(given)
+        return args, given
+
+    model.model.register_forward_pre_hook(before, with_kwargs=True)
+    return model
+
+
+def shifted_positions() -> PreTrainedModel:
+    def shift(given: dict[str, Any]) -> None:
+        if given.get("position_ids") is not None:
+            given["position_ids"] = given["position_ids"] // 2
+
+    return _changed(shift)
+
+
+def no_mask() -> PreTrainedModel:
+    def leave_out(given: dict[str, Any]) -> None:
+        if given.get("attention_mask") is not None:
+            given["attention_mask"] = torch.zeros_like(given["attention_mask"])
+
+    return _changed(leave_out)
+
+
+def mask_by_length(window: int = 4, only: int = 0) -> PreTrainedModel:
+    """As GPT-Neo's local layers, whose mask follows from the number of keys, here that of slots
+    that a pass reads."""
+
+    def cut(given: dict[str, Any]) -> None:
+        mask = given.get("attention_mask")
+        if isinstance(mask, Tensor) and mask.dim() == 4 and only in (0, mask.shape[-1]):
+            given["attention_mask"] = mask.masked_fill(torch.arange(mask.shape[-1]) < mask.shape[-1] - window, -1e9)
+
+    return _changed(cut)
+
+
+def gpt_neo() -> PreTrainedModel:
+    config = GPTNeoConfig(vocab_size=VOCAB, hidden_size=16, num_layers=2, num_heads=2, max_position_embeddings=64,
+                          attention_types=[[["global", "local"], 1]], window_size=32)  # fmt: skip
+    return _made(GPTNeoForCausalLM(config))
+
+
+def roberta() -> PreTrainedModel:
+    return _made(RobertaForCausalLM(RobertaConfig(**SIZES, is_decoder=True, pad_token_id=1)))
+
+
+def sees_the_future() -> PreTrainedModel:
+    return _made(BertLMHeadModel(BertConfig(**SIZES)))
+
+
+def _change_of_logits(change: Callable[[Tensor, int], Tensor], dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """A Llama whose `logits`, of a pass that ends after so many tokens, are changed."""
+    model = roomy(dtype)
+
+    def after(module: Any, args: Any, given: dict[str, Any], made: Any) -> Any:
+        tokens = given["input_ids"].shape[1]
+        cache = given.get(cache_argument(module))
+        made.logits = change(made.logits, tokens if cache is None else max(cache.get_seq_length(), tokens))
+        return made
+
+    model.register_forward_hook(after, with_kwargs=True)
+    return model
+
+
+def hot_from(length: int, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """Distributions are flatter from token number `length` on, which no configuration names; the
+    model counts as its cache does."""
+
+    def change(logits: Tensor, end: int) -> Tensor:
+        places = torch.arange(end - logits.shape[1], end)[:, None]
+        return logits.where(places < length, 0.3 * logits)
+
+    return _change_of_logits(change, dtype)
+
+
+def depending_on_width(strength: float, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """Like experts of limited capacity: a distribution depends on how many tokens a pass has."""
+    model = roomy(dtype)
+
+    def after(module: Any, args: Any, given: dict[str, Any], made: Any) -> Any:
+        made.logits = made.logits * (1 + strength * given["input_ids"].shape[1])
+        return made
+
+    model.register_forward_hook(after, with_kwargs=True)
+    return model
+
+
+def llama4(floor_scale: int = 16) -> PreTrainedModel:
+    """Without rotary positions; attention has another temperature from `floor_scale` on."""
+    sizes = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 128, "intermediate_size_mlp": 16}
+    config = Llama4TextConfig(**sizes, head_dim=8, num_local_experts=2, no_rope_layers=[0, 0], attn_scale=2.0,
+                              floor_scale=floor_scale, attention_chunk_size=None,
+                              layer_types=["full_attention"] * 2)  # fmt: skip
+    return _made(Llama4ForCausalLM(config))
+
+
+# Before the first step.
+
+WRONG = (shifted_positions, no_mask, mask_by_length, gpt_neo, roberta, sees_the_future)
+REFUSED = "would be decoded from wrong distributions"
+
+
+@pytest.mark.parametrize("make", WRONG)
+def test_a_model_that_differs_is_refused_before_a_step(make: Callable[[], PreTrainedModel]) -> None:
+    for run in (
+        lambda model: generate(model, [[3, 4]], None, max_new_tokens=40),
+        lambda model: beam_search(model, [3, 4], width=2, max_new_tokens=30),
+    ):
+        with pytest.raises(TypeError, match=REFUSED):
+            run(make())
+
+
+@pytest.mark.parametrize("make", [gpt_neo, roberta, mask_by_length])
+def test_rounding_in_16_bits_hides_nothing(
+    make: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy in float32 decides, where there is memory for it."""
+    model = make().bfloat16()
+    with pytest.raises(TypeError, match=REFUSED):
+        require_agreement(model, model, longest=2, total=40, slots=64)
+    monkeypatch.setattr("specnb.check.copy_fits", lambda model: False)
+    assert difference_from_itself(model, model, 64, "chain", 6).allowed == rounding(torch.bfloat16)
+
+
+def test_a_model_that_fails_in_the_loop_is_refused() -> None:
+    model = FalconForCausalLM(FalconConfig(**{**SIZES, "alibi": True})).eval()
+    with pytest.raises(TypeError, match="fails where it gets positions, a mask and a cache"):
+        generate(model, [[3, 4]], None, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, neox, qwen2, mistral])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_model_that_agrees_is_not_refused(make: Callable[..., PreTrainedModel], dtype: torch.dtype) -> None:
+    model = make(vocab=VOCAB, dtype=dtype)
+    for slots in (1, 16, 100):
+        require_agreement(model, model, longest=3, total=12, slots=slots, tree=True)
+    draft = make(vocab=VOCAB, seed=5, dtype=dtype)
+    generate(model, [[3], [3, 4, 5]] * 2, draft, batch_size=2, max_new_tokens=12)  # without a warning, too
+
+
+def test_a_draft_may_differ() -> None:
+    """Exactness does not depend on it."""
+    made = generate(llama(VOCAB), [[3, 4]], gpt_neo().float(), gamma=2, max_new_tokens=12)
+    assert len(made.tokens[0]) == 12
+
+
+@pytest.mark.parametrize("window", [3, 40])
+def test_the_probe_reaches_across_a_window(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = mistral(VOCAB, dtype=torch.float64)
+    config = copy.deepcopy(base.config)
+    config.sliding_window, config.max_position_embeddings = window, 64
+    model = MistralForCausalLM(config).double().eval()
+    model.load_state_dict(base.state_dict())
+    require_agreement(model, model, longest=3, total=60, slots=64)
+    monkeypatch.setattr("specnb.cache.sliding_window", lambda config: 0)
+    with pytest.raises(TypeError, match=REFUSED):
+        require_agreement(model, model, longest=3, total=60, slots=64)
+    if window > 6:  # it is not looked at where no sequence reaches it
+        assert thresholds(model) == [window]
+        require_agreement(model, model, longest=3, total=window, slots=64)
+
+
+@pytest.mark.parametrize("prompt", [3, 40])
+def test_a_temperature_by_length_is_refused_on_both_sides_of_it(prompt: int) -> None:
+    """Sequences that stay below it are exact."""
+    generate(llama4(), [[3, 4, 5]], None, max_new_tokens=8)
+    with pytest.raises(TypeError, match="wrong distributions"):
+        generate(llama4(), [[3, 4, 5] * (prompt // 3)], None, max_new_tokens=20)
+
+
+def test_check_model_prints_what_agrees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(check_model(llama(VOCAB))) == {"chain", "tree"}
+    assert capsys.readouterr().out.count("agrees with the model's own forward pass") == 2
+    assert check_model(roberta())["chain"].found > 0.05
+    assert "chain: refused: RobertaForCausalLM would be decoded" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="slots is -1"):
+        check_model(llama(VOCAB), slots=-1)
+
+
+# After the first step, and at the end of a completion.
+
+
+def test_what_is_wrong_only_with_as_many_slots_as_a_pass_reads_is_found_in_the_first_step() -> None:
+    """The probe reads all slots, a step those in use."""
+    with pytest.raises(TypeError, match="in the first step"):
+        generate(mask_by_length(only=64), [[3] * 20], None, max_new_tokens=60)
+    with pytest.raises(TypeError, match=REFUSED):
+        generate(mask_by_length(only=81), [[3] * 20], None, max_new_tokens=60)
+
+
+@pytest.mark.parametrize("draft", [None, "auto", "model", "tree"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_change_at_a_length_that_no_configuration_names_is_found(draft: Any, dtype: torch.dtype) -> None:
+    """Before it, tokens are returned; a prompt beyond it is refused after a step, one that reaches
+    it at its end, and a long one among short ones, too."""
+    model, asked = hot_from(20, dtype), {"max_new_tokens": 10, "seed": 2}
+    if draft == "model":
+        draft = llama(VOCAB, seed=5, dtype=dtype)
+    if draft == "tree":
+        draft = TreeDrafter(llama(VOCAB, seed=5, dtype=dtype), (-1, -1, 0))
+    assert len(generate(model, [[3, 4], [5]], draft, **asked).tokens) == 2  # type: ignore[arg-type]
+    for prompts, where in (
+        ([[3, 4] * 12], "first step"),
+        ([[3], [3, 4] * 7], "completion"),
+        ([[3], [5, 5, 6], [3, 4] * 7], "completion"),
+    ):
+        with pytest.raises(TypeError, match=where):
+            generate(model, prompts, draft, batch_size=2, **asked)  # type: ignore[arg-type]
+    assert generate(model, [[3, 4] * 12], draft, check=False, **asked).tokens  # type: ignore[arg-type]
+
+
+def test_the_first_row_that_was_refilled_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: a prompt that takes over a row does not enter the cache."""
+    filled = list[int]()
+
+    def once(*given: Any) -> None:
+        filled.append(1)
+        if len(filled) == 1:
+            prefill(*given)
+
+    monkeypatch.setattr("specnb.step.prefill", once)
+    with pytest.raises(TypeError, match="in a completion"):
+        generate(roomy(), [[3], [4, 5, 6, 7], [5, 6], [6, 6]], None, max_new_tokens=6, batch_size=2)
+
+
+def test_a_call_that_is_twice_as_long_is_compared_again() -> None:
+    model = hot_from(20)
+    sampler = Sampler(model, None, compile=False, rows=2, slots=100)
+    passes = list[int]()
+    model.register_forward_hook(lambda *called: passes.append(1))
+    sampler.generate([[3], [4]], max_new_tokens=8)
+    first = len(passes)
+    sampler.generate([[5], [6, 7]], max_new_tokens=8)
+    assert len(passes) == first, "the model itself is run for a new batch alone"
+    with pytest.raises(TypeError, match="in a completion"):
+        sampler.generate([[5], [6, 7]], max_new_tokens=40)
+
+
+# What the comparison says of distributions that are given.
+
+PROMPT, TOKENS = [3, 4, 5], [7, 8, 9, 3, 3, 11, 4, 20, 21, 5, 6, 1, 9, 9, 2, 0]
+
+
+@torch.inference_mode()
+def own_log_probs(model: PreTrainedModel) -> Tensor:
+    logits = model(input_ids=torch.tensor([PROMPT + TOKENS]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
+    return torch.log_softmax(logits.double(), dim=-1).gather(-1, torch.tensor(TOKENS)[:, None])[:, 0]
+
+
+@torch.inference_mode()
+def own_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+    logits: Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    return logits
+
+
+def test_one_token_of_a_completion_that_differs_is_refused_and_named() -> None:
+    model, own = roomy(), own_log_probs(roomy())
+    check = Check(model, gamma=3)
+    check.completion(PROMPT, TOKENS, own)
+    for wrong in (own - 0.1 * (torch.arange(len(own)) == 9), own.where(torch.arange(len(own)) != 9, own.flip(0))):
+        with pytest.raises(TypeError, match="beginning 9 tokens after a prompt of 3"):
+            check.completion(PROMPT, TOKENS, wrong)
+    check.completion(PROMPT, TOKENS, own + 1e-6)
+
+
+@pytest.mark.parametrize("parents", [None, (-1, -1, 0, 0, 1)])
+def test_every_node_of_the_first_step_is_compared(parents: tuple[int, ...] | None) -> None:
+    model, drafted = roomy(), [7, 8, 9, 3, 11]
+    above = range(-1, 4) if parents is None else parents
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(above):
+        paths.append([*paths[parent + 1], drafted[node]])
+    logits = torch.stack([own_logits(model, PROMPT + path) for path in paths])
+    check = Check(model, gamma=5)
+    check.first_step(PROMPT, drafted, logits, parents)
+    for node in range(6):
+        wrong = logits.clone()
+        wrong[node] = logits[node].roll(1)
+        with pytest.raises(TypeError, match="in the first step"):
+            check.first_step(PROMPT, drafted, wrong, parents)
+    short = [*drafted[:-1], -1]  # where nothing was proposed, nothing is compared
+    wrong = logits.clone()
+    wrong[5] = torch.nan
+    check.first_step(PROMPT, short, wrong, parents)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-3), (torch.float32, 1e-3), (torch.bfloat16, 0.2)])
+def test_a_difference_is_refused_in_every_dtype(dtype: torch.dtype, off: float) -> None:
+    """In 16 bits by a copy in float32, which has the model's rounded weights."""
+    model = roomy(dtype)
+    with pytest.raises(TypeError, match="wrong distributions"):
+        Check(model, gamma=3).completion(PROMPT, TOKENS, own_log_probs(model) + off)
+
+
+def test_16_bits_without_memory_for_a_copy_are_a_warning_up_to_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specnb.check.copy_fits", lambda model: False)
+    model = roomy(torch.bfloat16)
+    own, check = own_log_probs(model), Check(model, gamma=3)
+    with pytest.warns(RuntimeWarning, match="not resolved below a total variation of"):
+        check.completion(PROMPT, TOKENS, own + 0.15)
+    check.completion(PROMPT, TOKENS, own + 0.15)  # it warns once
+    with pytest.raises(TypeError, match="wrong distributions"):
+        check.completion(PROMPT, TOKENS, own + 0.5)
+
+
+def test_a_model_that_disagrees_with_itself_is_refused_and_a_little_of_it_is_a_warning() -> None:
+    little, much = depending_on_width(0.002), depending_on_width(0.2)
+    in_the_loop = own_log_probs(roomy())  # passes of few tokens
+    with pytest.warns(RuntimeWarning, match="differ among themselves"):
+        Check(little, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
+    with pytest.raises(TypeError, match="disagrees with itself"):
+        Check(much, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
+
+
+def test_nan_is_left_to_the_loop() -> None:
+    Check(roomy(), gamma=3).completion(PROMPT, TOKENS, torch.full((len(TOKENS),), torch.nan))

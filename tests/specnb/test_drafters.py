@@ -1,0 +1,297 @@
+"""What every drafter keeps: the target's distribution, enumerated and in the loop; rows that do not
+interact. Trees of a draft model: their cache and their schemes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributions_for_tests import distribution_pair
+from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, TableDrafter, chain, gamma_of, table
+from implementation_distribution import FALSE_ALARMS, PROMPTS, acceptance_p_value, completions_p_value, eager, refilled
+from tiny import ARCHITECTURES, LIMIT, llama, near_copy, next_distributions
+from torch import Tensor
+from unsupported_models import convolving
+
+from specnb.distributions import Sampling, sample
+from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
+from specnb.enumeration import completed, drafter_step_distribution, joint_distribution, step_distribution
+from specnb.ngram import UniformDrafter
+from specnb.rules import (
+    Outcome,
+    PlannedRule,
+    exact_match,
+    recursive_rejection,
+    token_verification,
+    traversal_verification,
+)
+from specnb.sampler import generate
+from specnb.trees import SCHEMES, Scheme, distinct_children, independent_children, top_children
+
+ALL = CHAINS | HIERARCHICAL | TREES
+IN_THE_LOOP = [*HIERARCHICAL, *TREES, "copy and an attention head", "copy, otherwise a head"]
+"""What cannot be enumerated, and three combinations of which each has a cache; of chains every step
+is enumerated."""
+PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 1))
+ROWS, GAMMA = 1_500, 2
+LEVEL = FALSE_ALARMS / (2 * len(IN_THE_LOOP))
+
+
+class WithStates(Drafter):
+    """`drafter` with hidden states made from the tokens, as there is no target in an
+    enumeration."""
+
+    vocab = VOCAB
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        self.drafter.start(self.seen(context), rows)
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return self.drafter.propose(self.seen(context), uniforms)
+
+    def seen(self, context: Context) -> Context:
+        width = 8 * len(self.drafter.hidden_layers)
+        states = torch.randn(VOCAB, width, generator=torch.Generator().manual_seed(3))
+        return context._replace(hidden_states=states[context.tokens].cumsum(dim=1))
+
+
+@torch.inference_mode()
+def deviation(drafter: Drafter, prefix: tuple[int, ...], seed: int = 0) -> float:
+    """Total variation between what a step with `drafter` leads to and the target's distribution."""
+    p, _ = distribution_pair("dense", VOCAB, seed)
+    emitted = drafter_step_distribution(WithStates(drafter), p, prefix, GAMMA)
+    return float((completed(emitted, p, GAMMA + 1) - joint_distribution(p, GAMMA + 1)).abs().sum()) / 2
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_step_with_the_drafter_has_the_target_s_joint_distribution(name: str) -> None:
+    for seed, prefix in enumerate(PREFIXES):
+        assert deviation(CHAINS[name](), prefix, seed) < 1e-6  # tables and models are float32
+
+
+@pytest.mark.parametrize("name", BUGS)
+def test_the_enumeration_finds_the_planted_bug(name: str) -> None:
+    assert max(deviation(BUGS[name](), prefix, seed) for seed, prefix in enumerate(PREFIXES)) > 0.005
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CHAINS)
+def test_tokens_are_sampled_from_q_with_the_uniforms_given(name: str) -> None:
+    """In rows of different lengths; what stands after a row means nothing. q sums to 1, or to 0
+    where nothing is."""
+    lengths, uniforms = torch.tensor([3, 1, 5]), torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double()
+    proposals = []
+    for filling in (0, VOCAB - 1):
+        tokens = torch.tensor([[0, 1, 0, 0, 0], [2, 0, 0, 0, 0], [3, 1, 2, 3, 1]])
+        tokens = torch.nn.functional.pad(tokens, (0, 8), value=filling)
+        tokens[torch.arange(13) >= lengths[:, None]] = filling
+        drafter = WithStates(CHAINS[name]())
+        drafter.start(Context(tokens, lengths))
+        proposals.append(drafter.propose(Context(tokens, lengths), uniforms))
+    (drafted, q), other = proposals
+    assert torch.equal(drafted, other.draft_tokens)
+    assert torch.equal(q, other.q)
+    width = drafted.shape[1]  # 3, or fewer where every row stops earlier
+    assert q.shape == (3, width, VOCAB)
+    proposed = q.sum(dim=-1) > 0
+    assert torch.equal(drafted, sample(q, uniforms[:, :width]).where(proposed, -1))
+    assert torch.allclose(q.sum(dim=-1)[proposed], torch.ones(()).to(q.dtype), atol=1e-6)
+    assert (q >= 0).all()
+
+
+@pytest.fixture
+def in_float64(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Drafter]:
+    """Makes a drafter whose models compute in float64, where rounding does not reach a uniform."""
+    for architecture, make in ARCHITECTURES.items():
+        monkeypatch.setitem(ARCHITECTURES, architecture, partial(make, dtype=torch.float64))
+
+    def made(name: str) -> Drafter:
+        torch.set_default_dtype(torch.float64)  # of heads
+        try:
+            return ALL[name]()
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    return made
+
+
+class Told(TableDrafter):
+    """Counts the steps that it is told of."""
+
+    steps = 0
+
+    def update(self, context: Context, outcome: Outcome) -> None:
+        self.steps += 1
+
+
+@pytest.mark.parametrize(
+    "around", [lambda told: MixtureDrafter(told, chain()), lambda told: MixtureDrafter(chain(), told)]
+)
+def test_the_parts_of_a_mixture_are_told_what_became_of_its_tokens(around: Callable[[Drafter], Drafter]) -> None:
+    told = Told(table())
+    made = generate(llama(), [[1]], around(told), gamma=2, max_new_tokens=6)
+    assert told.steps == made.record.target_passes[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in(name: str, in_float64: Callable[[str], Drafter]) -> None:
+    """All together; in two rows, which others take over; and alone. Eager attention has a float32
+    part."""
+    target, drafter = llama(dtype=torch.float64), in_float64(name)
+    asked: dict[str, Any] = {"gamma": gamma_of(drafter), "max_new_tokens": 12, "seed": 3}
+    together = generate(target, PROMPTS * 2, drafter, **asked)
+    for batch_size in (2, 1):
+        # It forgets the batch before.
+        made = generate(target, PROMPTS * 2, drafter, batch_size=batch_size, **asked)
+        assert made.tokens == together.tokens
+        assert np.array_equal(made.record.draft_tokens, together.record.draft_tokens)
+        assert np.allclose(made.record.beta, together.record.beta, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CHAINS | HIERARCHICAL)
+def test_a_row_can_be_drafted_for_up_to_the_last_position(name: str) -> None:
+    """The models have no position after the last token asked for, and the caches no slot after
+    those allocated. Rows need different numbers of steps, so some have ended while others go on."""
+    target, drafter, prompts = llama(), ALL[name](), torch.arange(16).reshape(8, 2).remainder(VOCAB)
+    for gamma in range(1, 7):
+        made = generate(target, prompts, drafter, gamma=gamma, max_new_tokens=LIMIT - 2)
+        assert {len(tokens) for tokens in made.tokens} == {LIMIT - 2}
+
+
+@pytest.mark.parametrize("name", IN_THE_LOOP)
+def test_the_loop_has_the_target_s_distribution(name: str) -> None:
+    architecture, eos = [("llama", None), ("gpt2", 1)][IN_THE_LOOP.index(name) % 2]
+    drafter = ALL[name]()
+    made = refilled(eager(architecture), drafter, ROWS, gamma=gamma_of(drafter), eos=eos, seed=8)
+    assert completions_p_value(made, architecture, eos) > LEVEL
+    assert name in TREES or acceptance_p_value(made.record) > LEVEL
+    assert made.record.accepted.any()
+
+
+# What is refused, as it would be wrong without a word.
+
+FOUR = UniformDrafter(VOCAB)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ModelDrafter(convolving().eval()),
+        lambda: ModelDrafter(llama().train()),
+        lambda: TreeDrafter(llama(), (0, -1)),
+        lambda: MixtureDrafter(FOUR, UniformDrafter(5)),
+        lambda: MixtureDrafter(FOUR, FOUR, 1.5),
+        lambda: MixtureDrafter(FOUR, TreeDrafter(llama(), (-1,))),
+        lambda: generate(llama(), [[0, 1]], UniformDrafter(9)),
+    ],
+)
+def test_drafters_that_do_not_fit_are_refused(make: Callable[[], object]) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        make()
+
+
+@pytest.mark.parametrize("inside", [lambda drafter: drafter, lambda drafter: MixtureDrafter(drafter, FOUR)])
+def test_nan_in_the_distribution_of_a_draft_token_is_an_error_and_not_the_end_of_the_draft(inside: Any) -> None:
+    class NotANumber(UniformDrafter):
+        def distribution(self, context: Context, position: int) -> Tensor:
+            return super().distribution(context, position) * (float("nan") if position == 1 else 1)
+
+    with pytest.raises(FloatingPointError, match="NaN"):
+        generate(llama(), [[1, 2]], inside(NotANumber(VOCAB)), gamma=3, max_new_tokens=8)
+
+
+# Trees of a draft model.
+
+SHAPES = [(-1, -1), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]
+
+
+class Checked(TreeDrafter):
+    """Compares each q with the model's distribution without a cache."""
+
+    checked = 0
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        proposal = super().propose(context, uniforms)
+        for row, length in enumerate(context.lengths.tolist()):
+            known, tokens = context.tokens[row, :length].tolist(), proposal.draft_tokens[row].tolist()
+            for node, parent in enumerate(self.parents):
+                prefix = tuple(tokens[i] for i in self.tree.paths[parent + 1].tolist() if i >= 0)
+                if length + len(prefix) > 16:
+                    continue
+                siblings = [torch.tensor(tokens[i]) for i in range(node) if self.parents[i] == parent]
+                if -1 in prefix:
+                    expected = torch.zeros(4, dtype=torch.float64)
+                else:
+                    expected = self.scheme(next_distributions(self.model, [known + list(prefix)])[0], siblings)
+                assert torch.allclose(proposal.q[row, node], expected, atol=1e-9)
+                assert (tokens[node] >= 0) == bool(expected.sum() > 0)
+                self.checked += 1
+        return proposal
+
+
+@pytest.mark.parametrize("scheme", [independent_children, distinct_children, top_children])
+@pytest.mark.parametrize("parents", SHAPES, ids=str)
+def test_the_cache_follows_the_accepted_path(parents: tuple[int, ...], scheme: Scheme) -> None:
+    """After accepted leaves too, which the draft model has not seen, and in refilled rows."""
+    target = llama(dtype=torch.float64)
+    drafter = Checked(near_copy(target, 0.1), parents, scheme=scheme)
+    made = generate(target, PROMPTS * 8, drafter, gamma=len(parents), max_new_tokens=9, eos=1, batch_size=8)
+    assert made.record.accepted.max() == drafter.tree.depth
+    assert drafter.checked > 50
+
+
+def proposal_of(parents: tuple[int, ...], scheme: Scheme, sampling: Sampling = Sampling(), vocab: int = 4) -> Proposal:
+    drafter = TreeDrafter(llama(vocab), parents, sampling, scheme)
+    context = Context(torch.zeros(5, 12, dtype=torch.int64).random_(vocab), torch.full((5,), 3))
+    drafter.start(context)
+    with torch.inference_mode():
+        return drafter.propose(context, torch.rand(5, len(parents), dtype=torch.float64))
+
+
+def test_distinct_children_differ_and_the_fifth_of_four_is_missing() -> None:
+    tokens, q = proposal_of((-1,) * 5 + (4,), distinct_children)
+    assert (tokens[:, :4].sort(-1).values == torch.arange(4)).all()
+    assert (tokens[:, 4:] == -1).all()  # the fifth child, and the child of that
+    assert (q[:, 4:] == 0).all()
+
+
+def test_at_temperature_0_only_the_top_children_are_several() -> None:
+    tokens, _ = proposal_of((-1, -1), distinct_children, Sampling(temperature=0))
+    assert (tokens[:, 1] == -1).all()
+    tokens, q = proposal_of((-1, -1), top_children, Sampling(temperature=0))
+    assert (tokens[:, 0] != tokens[:, 1]).all()
+    assert (q.amax(-1) == 1).all()
+
+
+FOR_INDEPENDENT = PlannedRule(token_verification.plan, schemes=(independent_children,))
+RULES = (recursive_rejection, traversal_verification, exact_match)
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_for(scheme: Scheme) -> None:
+    target, prompt = llama(), [[0, 1]]
+    for rule in RULES:
+        deviation = 0.0
+        for seed in range(2):
+            p, q = distribution_pair("dense", 3, seed)
+            emitted = step_distribution(rule, p, q, (-1, -1), scheme=scheme)
+            deviation += float((completed(emitted, p, 2) - joint_distribution(p, 2)).abs().sum()) / 2
+        drafter = TreeDrafter(target, (-1, -1), scheme=scheme)
+        assert (deviation < 1e-12) == (scheme in rule.schemes), (rule, deviation)
+        if deviation < 1e-12:
+            generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule)
+        else:
+            with pytest.raises(ValueError, match=f"not exact for children sampled by {scheme.__name__}"):
+                generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule)
+
+
+def test_a_tree_that_is_a_chain_fits_rules_for_every_scheme() -> None:
+    drafter = TreeDrafter(llama(), (-1, 0), scheme=distinct_children)
+    generate(llama(), [[0, 1]], drafter, gamma=2, max_new_tokens=2, rule=FOR_INDEPENDENT)

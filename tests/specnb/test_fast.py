@@ -1,0 +1,441 @@
+"""A sampler's private copy of a model: it shares the weights, changes nothing outside, and computes
+the same; packed copies are never stale. Nothing here depends on how long a product takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny import llama, neox, qwen2
+from torch import Tensor, nn
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from specnb import ModelDrafter, Sampler, fast, generate
+from specnb.cache import CachedModel
+from specnb.fast import (
+    GROUPED,
+    PACKED,
+    ROWS,
+    PackedLinear,
+    PrivateModel,
+    compiled,
+    fastest,
+    grouped_attention,
+    least_seconds,
+    pack,
+    require_compiler,
+)
+
+NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
+PRODUCTS = range(PACKED + 1)
+PROMPTS: list[list[int]] = [[1, 2], [3]]
+ASKED: dict[str, Any] = {"max_new_tokens": 6, "seed": 1}
+Change = Callable[[Any], object]
+
+
+def layer(inputs: int = 128, outputs: int = 192, bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(inputs, outputs, bias=bias)
+
+
+def packed(plain: nn.Module) -> Any:
+    model = nn.Sequential(plain)
+    pack(model)
+    return model[0]
+
+
+@pytest.fixture
+def times(monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Seconds of each product for each of `ROWS`, which the test may change; at first the packed
+    one is faster."""
+    seconds = np.ones((len(PRODUCTS), len(ROWS)))
+    seconds[PACKED] = 0.5
+    monkeypatch.setattr(fast, "least_seconds", lambda weights, products: np.stack([seconds] * len(weights)))
+    return seconds
+
+
+# Products of a linear layer.
+
+
+@NEEDS_ONEDNN
+@pytest.mark.parametrize("product", PRODUCTS)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(batch=st.lists(st.integers(1, 4), max_size=2), rows=st.integers(0, 20), bias=st.booleans())
+def test_every_product_is_that_of_the_layer(
+    times: np.ndarray, product: int, batch: list[int], rows: int, bias: bool
+) -> None:
+    times[:] = 1.0
+    times[product] = 0.5
+    plain = layer(bias=bias)
+    made, states = packed(plain), torch.randn(*batch, rows, 128)
+    assert isinstance(made, PackedLinear)
+    with torch.inference_mode():
+        assert made(states).shape == plain(states).shape
+        torch.testing.assert_close(made(states), plain(states), rtol=1e-4, atol=1e-4)
+
+
+@NEEDS_ONEDNN
+def test_each_number_of_rows_takes_the_product_that_is_fastest_for_it(times: np.ndarray) -> None:
+    for column, product in enumerate((1, 2, PACKED, 0)):
+        times[:, column] = 1.0
+        times[product, column] = 0.5
+    taken: list[tuple[int, int]] = []
+
+    def noted(product: int) -> Callable[[Tensor], Tensor]:
+        def product_of(states: Tensor) -> Tensor:
+            taken.append((product, len(states)))
+            return states
+
+        return product_of
+
+    made = packed(layer())
+    made.products = [noted(product) for product in fastest(times)]
+    for rows in (1, 2, 4, 5, 15, 16, 500):
+        made(torch.randn(rows, 128))
+    assert taken == [(1, 1), (2, 2), (2, 4), (PACKED, 5), (PACKED, 15), (0, 16), (0, 500)]
+
+
+def test_a_tie_keeps_the_usual_product() -> None:
+    seconds = np.ones((len(PRODUCTS), len(ROWS)))
+    seconds[1:] = 0.96
+    assert set(fastest(seconds)) == {0}
+    seconds[2] = 0.94
+    assert set(fastest(seconds)) == {2}
+
+
+def test_the_least_time_of_each_product_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that runs while a product works, and stands still otherwise: packed products take 7
+    ticks, others 9."""
+    ticks = [0.0]
+
+    def product(duration: float) -> Callable[[Tensor], Tensor]:
+        def run(states: Tensor) -> Tensor:
+            ticks[0] += duration * states.shape[1]
+            return states
+
+        return run
+
+    for clock in ("thread_time", "perf_counter"):
+        monkeypatch.setattr(time, clock, lambda: ticks[0])
+    for limit in ("SECONDS", "BUSY"):
+        monkeypatch.setattr(fast, limit, 2000.0)
+    own = [product(9), product(9), product(9), product(7)]
+    seconds = least_seconds([torch.zeros(2, 3)] * 2, [own, own])
+    assert seconds.shape == (2, len(PRODUCTS), len(ROWS))
+    assert (seconds[:, 0] == 9 * np.array(ROWS)).all()
+    assert (seconds[:, PACKED] == 7 * np.array(ROWS)).all()
+
+
+def test_what_cannot_be_packed_stays_as_it_is(times: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    for small_or_exact in (layer(8, 8), layer().double()):
+        assert packed(small_or_exact) is small_or_exact
+    large = layer()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("", (), {"available": 1000}))
+    assert packed(large) is large
+    monkeypatch.undo()
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert packed(large) is large
+
+
+def test_a_processor_that_cannot_pack_leaves_the_layers(times: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unable(*_: object) -> None:
+        raise RuntimeError("bf16 needs the cpu support avx_ne_convert")
+
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(fast, "least_seconds", unable)
+    plain = layer().bfloat16()
+    assert packed(plain) is plain
+
+
+# The private copy.
+
+
+@pytest.fixture
+def packed_ones(times: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All layers, however small, take the packed product."""
+    monkeypatch.setattr(fast, "SMALLEST", 1)
+
+
+@pytest.mark.parametrize("compile", [False, "auto", True])
+@pytest.mark.usefixtures("packed_ones")
+def test_a_copy_shares_the_weights_and_leaves_the_model_as_it_was(compile: Any) -> None:
+    model = llama(8)
+    model.lm_head.weight = model.model.embed_tokens.weight  # tied
+    before = {name: (type(part), part.__dict__.copy()) for name, part in model.named_modules()}
+    private = PrivateModel(model, compile)
+    assert {name: (type(part), part.__dict__) for name, part in model.named_modules()} == before
+    assert model.config._attn_implementation == "sdpa"
+    own = dict(private.modules.named_parameters(remove_duplicate=False))
+    assert all(own[name] is weight for name, weight in model.named_parameters(remove_duplicate=False))
+    assert bool(private.packed) == (compile == "auto" and torch.backends.mkldnn.is_available())
+    assert (private.compiled is not None) == (compile is True)
+    with torch.inference_mode():
+        tokens = torch.tensor([[1, 2, 3]])
+        torch.testing.assert_close(private.modules(tokens).logits, model(tokens).logits, atol=1e-5, rtol=0)
+
+
+def _q(model: Any) -> Any:
+    return model.model.layers[0].self_attn.q_proj
+
+
+def hook(model: Any) -> None:
+    _q(model).register_forward_hook(lambda part, given, made: made * -1)
+
+
+def attribute(model: Any) -> None:
+    """As adapters are switched off."""
+    model.model.layers[0].self_attn.scaling *= 3
+
+
+def method(model: Any) -> None:
+    model.model.layers[0].mlp.forward = lambda states: states
+
+
+def setting(model: Any) -> None:
+    model.set_attn_implementation("eager")
+    model.config.rms_norm_eps = 1.0
+
+
+@pytest.mark.parametrize("change", [hook, attribute, method, setting])
+def test_what_is_no_weight_is_as_it_was_when_the_sampler_was_made(change: Change) -> None:
+    """A new sampler sees it."""
+    model: Any = llama(8, dtype=torch.float64)
+    asked = {**ASKED, "max_new_tokens": 12}
+    unchanged = generate(model, PROMPTS, None, **asked).tokens
+    sampler = Sampler(model, None, compile=False, check=False)
+    change(model)
+    assert sampler.generate(PROMPTS, **asked).tokens == unchanged
+    seen = generate(model, PROMPTS, None, **asked).tokens
+    assert (seen == unchanged) == (change is setting)  # parts read this setting when they are made
+
+
+def in_place(model: Any) -> None:
+    with torch.no_grad():
+        _q(model).weight.mul_(-1)
+
+
+def by_data(model: Any) -> None:
+    """As adapters are merged: the weight's version stays."""
+    _q(model).weight.data += 1.5
+
+
+def one_value(model: Any) -> None:
+    _q(model).weight.data[5, 3] += 1e-3
+
+
+def by_numpy(model: Any) -> None:
+    _q(model).weight.detach().numpy()[2] = 0
+
+
+def one_value_of_a_bias(model: Any) -> None:
+    _q(model).bias.data[1] += 1.0
+
+
+def other_data(model: Any) -> None:
+    _q(model).weight.data = -_q(model).weight.data
+
+
+def other_weight(model: Any) -> None:
+    _q(model).weight = nn.Parameter(-_q(model).weight)
+
+
+def other_layer(model: Any) -> None:
+    model.model.layers[0].self_attn.q_proj = nn.Linear(8, 8).eval()
+
+
+def another_bias(model: Any) -> None:
+    _q(model).bias = nn.Parameter(_q(model).bias.flip(0))
+
+
+def no_bias(model: Any) -> None:
+    _q(model).bias = None
+
+
+def a_new_bias(model: Any) -> None:
+    model.lm_head.bias = nn.Parameter(torch.linspace(-3, 3, model.lm_head.out_features))
+
+
+def assigned(model: Any) -> None:
+    state = {"bias": _q(model).bias.detach().flip(0)}
+    _q(model).load_state_dict(state, strict=False, assign=True)
+
+
+IN_PLACE: tuple[Change, ...] = (in_place, by_data, one_value, by_numpy, one_value_of_a_bias)
+REPLACED: tuple[Change, ...] = (other_data, other_weight, other_layer, another_bias, no_bias, a_new_bias, assigned)
+
+
+def dtype(model: Any) -> None:
+    model.double()
+
+
+def biased() -> Any:
+    """A model with biases that matter."""
+    model: Any = qwen2(8)
+    for part in model.modules():
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            part.bias.data = torch.linspace(-2, 2, len(part.bias))
+    return model
+
+
+@NEEDS_ONEDNN
+@pytest.mark.parametrize("change", [*IN_PLACE, *REPLACED, dtype])
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.usefixtures("packed_ones")
+def test_a_weight_or_bias_that_changed_behind_a_packed_copy_is_refused(change: Change, used: bool) -> None:
+    """Whichever byte; a new sampler has the new weights."""
+    model = biased()
+    sampler = Sampler(model, None)
+    assert sampler.private.packed
+    if used:
+        sampler.generate(PROMPTS, **ASKED)
+    change(model)
+    with pytest.raises(RuntimeError, match="make another one"):
+        sampler.generate(PROMPTS, **ASKED)
+    assert Sampler(model, None).generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
+
+
+@pytest.mark.parametrize("change", [*REPLACED, dtype])
+def test_replaced_weights_are_refused_where_nothing_is_packed_too(change: Change) -> None:
+    model = biased()
+    sampler = Sampler(model, None, compile=False)
+    change(model)
+    with pytest.raises(RuntimeError, match="make another one"):
+        sampler.generate(PROMPTS, **ASKED)
+
+
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_without_copies_a_weight_that_is_changed_in_place_is_seen_at_once(change: Change) -> None:
+    model = biased()
+    sampler = Sampler(model, None, compile=False)
+    sampler.generate(PROMPTS, **ASKED)
+    change(model)
+    assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
+
+
+@NEEDS_ONEDNN
+@pytest.mark.usefixtures("packed_ones")
+def test_a_draft_that_changed_behind_its_packed_copies_is_refused() -> None:
+    """It would be exact, and measured as what it no longer is."""
+    draft = biased()
+    sampler = Sampler(llama(8), ModelDrafter(draft, compile="auto"), gamma=2, compile=False)
+    sampler.generate(PROMPTS, **ASKED)
+    by_data(draft)
+    with pytest.raises(RuntimeError, match="make another one"):
+        sampler.generate(PROMPTS, **ASKED)
+
+
+# Attention of grouped queries.
+
+
+@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("rows", [1, 3])
+def test_heads_side_by_side_give_the_numbers_of_repeated_keys(n: int, rows: int) -> None:
+    module = llama(dtype=torch.float64).model.layers[0].self_attn
+    module.num_key_value_groups = 3
+    query, key, value = (torch.randn(rows, heads, m, 8).double() for heads, m in ((6, n), (2, 9), (2, 9)))
+    mask = torch.randn(rows, 1, n, 9).double()
+    for scaling in (None, 0.3):
+        expected, _ = sdpa_attention_forward(module, query, key, value, mask, scaling=scaling)
+        found, _ = grouped_attention(module, query, key, value, mask, scaling=scaling)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+@torch.inference_mode()
+def test_the_copy_uses_it_in_place_of_the_attention_of_transformers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    used, kept = [], grouped_attention
+
+    def counted(*given: Any, **more: Any) -> Any:
+        used.append(1)
+        return kept(*given, **more)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, GROUPED, counted)
+    for own in ("sdpa", "eager"):
+        model = llama()
+        model.set_attn_implementation(own)
+        CachedModel(PrivateModel(model).modules, 8).run(torch.tensor([[1, 2]]), torch.tensor([[0, 1]]), keep=1)
+        assert len(used) == 2  # layers of the first
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", lambda *given, **more: None)
+    assert PrivateModel(llama()).modules.config._attn_implementation == "sdpa", "somebody has registered another one"
+
+
+# Compiled layers.
+
+
+@pytest.fixture
+def not_compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Functions that would be compiled run as they are, and are listed."""
+    functions: list[Any] = []
+    monkeypatch.setattr(fast, "require_compiler", lambda: None)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: functions.append(function) or function)
+    monkeypatch.setattr(torch._dynamo, "mark_dynamic", lambda *_: None)
+    return functions
+
+
+@pytest.mark.parametrize("make", [llama, neox, qwen2])
+def test_layers_as_functions_of_their_weights_give_the_same_tokens(
+    make: Callable[..., PreTrainedModel], not_compiled: list[Any]
+) -> None:
+    """One function for both layers and each width of a pass."""
+    target, draft = make(8, dtype=torch.float64), make(8, seed=5, dtype=torch.float64)
+    plain = generate(target, PROMPTS, draft, gamma=2, **ASKED)
+    sampler = Sampler(target, draft, gamma=2, compile=True)
+    for _ in range(2):
+        made = sampler.generate(PROMPTS, **ASKED)
+        assert made.tokens == plain.tokens
+    assert len(not_compiled) == 1 + 2  # the target over 3 tokens; the draft over 2, and over 1
+
+
+def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: list[Any]) -> None:
+    """A part that differs makes another kind; so does what a layer does with its number."""
+    model: Any = llama(8, dtype=torch.float64, layers=3)
+    model.model.layers[1].mlp.act_fn = nn.Tanh()
+    private = PrivateModel(model, compile=True)
+    assert private.compiled is not None
+    assert private.compiled.kinds == [0, 1, 0]
+
+    class ByNumber(type(model.model.layers[2])):  # type: ignore[misc]
+        def forward(self, hidden: Tensor, *args: Any, **named: Any) -> Any:
+            return super().forward(hidden * (1 + self.self_attn.layer_idx), *args, **named)
+
+    for part in model.model.layers:
+        part.__class__ = ByNumber
+    sampler = Sampler(model, None, compile=True)
+    assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
+    assert sampler.private.compiled is not None
+    assert sampler.private.compiled.kinds == [0, 1, 2]
+
+
+@pytest.mark.skipif(not fast.has_compiler(), reason="there is no C++ compiler")
+def test_compiled_layers_give_the_tokens_of_plain_ones_and_are_never_stale() -> None:
+    """Weights are arguments: what changes in place is seen at once, without a second compilation."""
+    model, draft = llama(8, dtype=torch.float64), llama(8, seed=5, dtype=torch.float64)
+    sampler = Sampler(model, draft, gamma=2, compile=True)
+    for number in range(3):
+        if number:
+            by_data(model)
+        assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, draft, gamma=2, **ASKED).tokens
+
+
+def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    builder = "torch._inductor.cpp_builder.get_cpp_compiler"
+
+    def missing() -> None:
+        raise OSError("none")
+
+    monkeypatch.setattr(builder, missing)
+    assert not fast.has_compiler()
+    with pytest.raises(RuntimeError, match=r"install g\+\+"):
+        compiled(lambda numbers: numbers)
+    monkeypatch.setattr(builder, lambda: "g++")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "of mine"))
+    with pytest.raises(RuntimeError, match="because of the space"):
+        require_compiler()

@@ -1,0 +1,123 @@
+"""The attention head and its drafter: what it reads, for which targets it is, and what copies of the
+text leave to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from drafter_kinds import (
+    VOCAB,
+    WIDTH,
+    attending,
+    attending_some,
+    lookup,
+    near_model,
+    random_context,
+    random_head,
+    some_uniforms,
+)
+
+from specnb import fast
+from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter, load_head, save_head
+from specnb.sampler import generate
+
+HIDDEN = 16
+
+
+@torch.no_grad()
+def test_a_later_step_gets_what_a_new_start_would_get() -> None:
+    """Entries that were drafted with the head's own states are computed again with the target's,
+    also of the tokens that a step accepted; and what rejected tokens left behind is not seen."""
+    context, own = random_context(14, [1, 4], 2 * WIDTH), some_uniforms(2, 2)
+    drafter, fresh = attending(), attending()
+    drafter.start(context)
+    for lengths in ([1, 4], [2, 7], [5, 8], [8, 11]):
+        later = context._replace(lengths=torch.tensor(lengths))
+        fresh.start(later)
+        expected = fresh.propose(later, own).q
+        assert torch.allclose(drafter.propose(later, own).q, expected, atol=1e-6), lengths
+    skipped = attending()
+    skipped.start(context)
+    assert not torch.allclose(skipped.propose(later, own).q, expected, atol=1e-3), "steps were left out"
+
+
+def test_attention_falls_with_the_distance_in_some_heads_and_sees_nothing_ahead() -> None:
+    bias = AttentionHead(WIDTH, HIDDEN, 4, (-1,)).bias(torch.tensor([[[3, 0, -1]]]))[0, :, 0]
+    assert bias[:, 0].tolist() == [0.0, 0.0, -0.75, -3.0]
+    assert (bias[:, 1] == 0).all()
+    assert (bias[:, 2] == torch.finfo(torch.float32).min).all()
+
+
+@torch.no_grad()
+def test_a_head_of_some_tokens_drafts_those_of_its_own_target() -> None:
+    """With the probabilities that the target's output head gives to them, and none of the
+    others."""
+    drafter, context = attending_some(), random_context(8, [4, 2], 2 * WIDTH)
+    drafter.start(context)
+    found = drafter.propose(context, some_uniforms(2, 2))
+    state = drafter.first_state(context, 2)
+    logits = near_model("llama").get_output_embeddings()(drafter.head.features(state))
+    expected = torch.zeros(2, VOCAB)
+    expected[:, [1, 3]] = torch.softmax(logits[:, [1, 3]], dim=-1)
+    assert torch.allclose(found.q[:, 0], expected.to(found.q.dtype), atol=1e-6)
+    other = near_model("llama")
+    other.get_output_embeddings().weight.mul_(1.1)
+    with pytest.raises(ValueError, match="trained for another target"):
+        AttentionDrafter(other, drafter.head)
+    drafter.head.proposed += VOCAB
+    with pytest.raises(ValueError, match="trained for another target"):
+        AttentionDrafter(near_model("llama"), drafter.head)
+
+
+def test_a_head_of_another_size_or_kind_is_refused() -> None:
+    target = near_model("llama")
+    for head in (AttentionHead(WIDTH + 1, HIDDEN, 1, (-1,)), AttentionHead(WIDTH, HIDDEN, 2, (-1,)).double(), target):
+        with pytest.raises((TypeError, ValueError)):
+            AttentionDrafter(target, head)
+
+
+def test_a_saved_head_is_read_again(tmp_path: Path) -> None:
+    head = attending_some().head
+    save_head(head, tmp_path)
+    again = load_head(tmp_path)
+    assert again.settings == head.settings
+    for name, weight in head.state_dict().items():
+        assert torch.equal(again.state_dict()[name], weight if name == "proposed" else weight.bfloat16().float())
+
+
+@torch.no_grad()
+def test_its_layers_are_packed_in_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed: list[object] = []
+    monkeypatch.setattr("specnb.heads.pack", lambda modules: packed.append(modules) or [])
+    target, head = near_model("llama"), random_head(AttentionHead(WIDTH, HIDDEN, 2, (0, -1)))
+    drafter = AttentionDrafter(target, head, compile="auto")
+    assert packed
+    assert drafter.head is not head
+    assert drafter.head.gate.weight is head.gate.weight
+    assert not any(isinstance(module, fast.PackedLinear) for module in (*target.modules(), *head.modules()))
+
+
+def test_a_row_with_a_match_copies_and_the_others_draft_with_the_head() -> None:
+    context = random_context(12, [3, 3], 2 * WIDTH)
+    context.tokens[:, :3] = torch.tensor([[1, 2, 1], [0, 1, 2]])
+    own = some_uniforms(2, 3)
+    drafter, head = FallbackDrafter(lookup(), attending(most=2)), attending(most=2)
+    for one in (drafter, head):
+        one.start(context)
+    made, sampled = drafter.propose(context, own), head.propose(context, own)
+    assert made.draft_tokens[0].tolist() == [2, 1, 2]
+    assert made.draft_tokens[1].tolist() == [*sampled.draft_tokens[1].tolist(), -1]
+    assert torch.equal(made.q[1, :2], sampled.q[1])
+    assert made.q[1, 2].sum() == 0
+
+
+def test_auto_asks_it_for_as_many_tokens_as_it_may_copy() -> None:
+    target = near_model("llama")
+    drafter = FallbackDrafter(lookup(), attending(most=1), gamma=6)
+    made = generate(target, [[0, 1, 0, 1], [2, 3]], drafter, max_new_tokens=10)
+    assert made.record.gamma == 6
+    drafted = (made.record.draft_tokens >= 0).sum(axis=-1)[made.record.active]
+    assert 1 in drafted
+    assert drafted.max() > 1

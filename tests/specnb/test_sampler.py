@@ -1,0 +1,686 @@
+"""`Sampler` and `generate`, apart from their distribution: what is given, lengths and ends, rows and
+seeds, calls after the first, times and progress."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from distributions_for_tests import examples
+from drafter_kinds import (
+    CHAINS,
+    DEEP,
+    DEPTH_2,
+    TREES,
+    TWO_DRAFTS,
+    TableDrafter,
+    TableTreeDrafter,
+    chain,
+    gamma_of,
+    table,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
+from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2, without_tokenizer
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
+from torch import Tensor, nn
+from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from unsupported_models import convolving, refusing, without_positions
+
+from specnb.acceptance import measure_acceptance
+from specnb.beam import beam_search
+from specnb.distributions import Sampling
+from specnb.drafters import Context, ModelDrafter, TreeDrafter
+from specnb.ngram import PromptLookupDrafter
+from specnb.record import PARTS
+from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
+from specnb.sampler import Hooks, Sampler, generate, require_memory, slots_for
+from specnb.speedup import recommend_gamma
+from specnb.step import Batch, Setup
+from specnb.trees import distinct_children, independent_children, top_children
+
+GREEDY = Sampling(temperature=0)
+LONGEST = LIMIT - max(map(len, PROMPTS))
+MORE = (*PROMPTS, (1,), (2, 2), (3,), (0, 1, 0, 1), (3, 3, 3))
+
+
+def pair(make: Callable[..., PreTrainedModel]) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A target, and a draft that often agrees with it, in float64."""
+    target = make(dtype=torch.float64)
+    return target, near_copy(target, noise=0.1)
+
+
+PAIRS = {architecture: pair(make) for architecture, make in ARCHITECTURES.items()}
+TARGET, DRAFT = PAIRS["llama"]
+
+
+def cut(tokens: list[int], eos: Sequence[int]) -> list[int]:
+    """`tokens` up to and with the first of `eos`."""
+    ends = [at for at, token in enumerate(tokens) if token in eos]
+    return tokens[: ends[0] + 1] if ends else tokens
+
+
+# Any call.
+
+
+@settings(examples, max_examples=50)
+@given(
+    architecture=st.sampled_from(list(ARCHITECTURES)),
+    prompts=st.lists(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4), min_size=1, max_size=6),
+    drafter=st.sampled_from(["a model", "patchy", "nothing", *TREES]),
+    gamma=st.integers(0, 5),
+    asked=st.fixed_dictionaries(
+        {
+            "max_new_tokens": st.integers(1, LONGEST),
+            "sampling": st.sampled_from([Sampling(), SHARP, Sampling(0.7, top_p=0.8), GREEDY]),
+            "seed": st.integers(0, 2**65),
+        }
+    ),
+    eos=st.sets(st.integers(0, VOCAB - 1), max_size=2),
+    batch_size=st.integers(1, 7),
+)
+def test_the_tokens_of_a_prompt_depend_on_the_seed_its_number_and_the_settings(
+    architecture: str, prompts: list[list[int]], drafter: str, gamma: int, asked: dict[str, Any], eos: set[int],
+    batch_size: int,
+) -> None:  # fmt: skip
+    """The batch, other prompts and eos change none of them; eos only cuts. The record tells the
+    same story."""
+    target, model = PAIRS[architecture]
+    draft: Any = {"a model": model, "patchy": PatchyDrafter(model)}.get(drafter)
+    if drafter in TREES:
+        draft = TREES[drafter]()
+        gamma = gamma_of(draft)
+    asked |= {"gamma": gamma, "progress": False}
+    together = generate(target, prompts, draft, **asked)
+    assert [len(tokens) for tokens in together.tokens] == [asked["max_new_tokens"]] * len(prompts)
+    refilled = generate(target, prompts, draft, **asked, eos=eos, batch_size=batch_size)
+    assert refilled.tokens == [cut(tokens, list(eos)) for tokens in together.tokens]
+    last = len(prompts) - 1
+    alone = generate(target, prompts[-1:], draft, **asked, eos=list(eos), numbers=[last])
+    assert alone.tokens == refilled.tokens[-1:]
+    steps = alone.record.target_passes[0]
+    for field in ("draft_tokens", "accepted", "token", "emitted"):
+        assert np.array_equal(getattr(alone.record, field)[0], getattr(refilled.record, field)[last, :steps]), field
+    assert np.allclose(alone.record.beta[0], refilled.record.beta[last, :steps])
+    for made in (together, refilled, alone):
+        check_record(made)
+        assert made.probs is None
+
+
+def test_seeds_numbers_and_rows_have_random_streams_of_their_own() -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 13, "progress": False}
+    by_seed = [generate(TARGET, [(0,)] * 8, None, seed=seed, **asked).tokens for seed in (0, 1, 2**64, 2**64 + 1)]
+    numbered = generate(TARGET, [(0,)] * 8, None, numbers=range(8, 16), **asked).tokens
+    assert len({str(tokens) for made in (*by_seed, numbered) for tokens in made}) > 36
+    moved = generate(TARGET, [(0,)] * 3, None, numbers=[7, 2, 9], batch_size=1, **asked).tokens
+    assert moved == [by_seed[0][7], by_seed[0][2], numbered[1]]
+
+
+def greedy_tokens(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
+    """Greedy decoding by transformers."""
+    given = torch.tensor([prompt])
+    asked: dict[str, Any] = {"do_sample": False, "max_new_tokens": tokens, "pad_token_id": 0}
+    made: list[int] = model.generate(given, attention_mask=torch.ones_like(given), **asked)[0].tolist()
+    return made[len(prompt) :]
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, neox, qwen2])
+def test_greedy_completions_are_those_of_transformers_up_to_the_last_position(
+    make: Callable[..., PreTrainedModel],
+) -> None:
+    """Draft tokens then exceed the model's last position; that must neither fail nor change a
+    token."""
+    target, draft = pair(make)
+    expected = [greedy_tokens(target, prompt, LONGEST) for prompt in MORE]
+    drafters: list[tuple[Any, int]] = [(draft, gamma) for gamma in (0, 1, 5)]
+    drafters += [(TreeDrafter(draft, parents, scheme=top_children), len(parents)) for parents in (DEPTH_2, DEEP)]
+    for drafter, gamma in drafters:
+        for eos in ((), (1, 3)):
+            asked: dict[str, Any] = {"gamma": gamma, "eos": eos, "sampling": GREEDY, "progress": False}
+            made = generate(target, MORE, drafter, max_new_tokens=LONGEST, **asked)
+            assert made.tokens == [cut(tokens, eos) for tokens in expected]
+
+
+def test_a_perfect_draft_needs_the_fewest_forward_passes() -> None:
+    """The target as its own draft: everything is accepted, so each step emits gamma + 1 tokens."""
+    record = generate(TARGET, PROMPTS, TARGET, gamma=4, max_new_tokens=10, progress=False).record
+    assert record.target_passes.tolist() == [2, 2, 2]
+    assert record.tokens_per_step == 5
+    assert np.allclose(record.beta[record.tested], 1)
+
+
+def test_a_tree_that_is_a_chain_is_algorithm_1() -> None:
+    class AsTree(TableDrafter):
+        parents = (-1, 0, 1)
+
+    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "eos": 1, "progress": False}
+    own, tree = (generate(TARGET, PROMPTS * 10, drafter, **asked) for drafter in (chain(), AsTree(table())))
+    assert tree.tokens == own.tokens
+    for field in ("accepted", "token", "emitted", "draft_tokens", "tested"):
+        assert np.array_equal(getattr(tree.record, field), getattr(own.record, field)), field
+    assert np.allclose(tree.record.beta, own.record.beta)
+
+
+class Silent(TableDrafter):
+    """Never has anything to propose."""
+
+    def distribution(self, context: Context, position: int) -> torch.Tensor:
+        return torch.zeros(len(context.lengths), VOCAB)
+
+
+def test_without_a_proposal_a_step_is_a_step_of_the_target() -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 6, "seed": 4, "progress": False}
+    alone = generate(TARGET, PROMPTS, gamma=0, **asked)
+    silent = generate(TARGET, PROMPTS, Silent(table()), gamma=3, **asked)
+    assert silent.tokens == alone.tokens
+    assert (silent.record.draft_tokens == -1).all()
+    assert not silent.record.tested.any()
+    for rule in (None, recursive_rejection):
+        assert generate(TARGET, PROMPTS, TableTreeDrafter(DEEP), gamma=0, rule=rule, **asked).tokens == alone.tokens
+
+
+def test_without_a_draft_it_copies_from_the_text() -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 11, "progress": False}
+    made = generate(TARGET, PROMPTS, **asked)
+    copies = generate(TARGET, PROMPTS, PromptLookupDrafter(VOCAB), gamma=10, **asked)
+    assert made.tokens == copies.tokens
+    assert np.array_equal(made.record.draft_tokens, copies.record.draft_tokens)
+    assert (made.record.draft_tokens >= 0).any()
+    nothing: list[dict[str, Any]] = [{"draft": None}, {"gamma": 0}]
+    for none in nothing:
+        assert generate(TARGET, PROMPTS, **none, **asked).record.gamma == 0
+
+
+def test_rows_are_never_empty_while_prompts_wait() -> None:
+    """Six sequences of very different lengths in two rows: each next one begins as soon as one has
+    ended."""
+    steps = []
+
+    class Counted(Batch):
+        def step(self, mark: Any = None) -> None:
+            steps.append(len(self.state.rows))
+            super().step(mark)
+
+    asked: dict[str, Any] = {"max_new_tokens": LIMIT - 1, "eos": [1], "batch_size": 2, "progress": False}
+    made = generate(TARGET, [(0,)] * 6, None, **asked, hooks=Hooks(batch_class=Counted))
+    free = [0, 0]  # when each row is free
+    for passes in made.record.target_passes:
+        free[free.index(min(free))] += int(passes)
+    assert steps == [2] * max(free)
+    assert len(set(made.record.target_passes)) > 2
+
+
+def live_tensors() -> int:
+    gc.collect()
+    return sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+
+
+def test_many_calls_leave_no_tensor_behind() -> None:
+    for _ in range(2):  # the first calls make what stays
+        before = live_tensors()
+        for seed in range(8):
+            generate(TARGET, [[1], [2, 3]], DRAFT, gamma=seed % 4, max_new_tokens=3, seed=seed, progress=False)
+    assert live_tensors() <= before
+
+
+# What is timed and shown.
+
+
+def test_each_part_of_each_step_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that goes on by a second whenever it is read."""
+    readings = iter(range(1000))
+    monkeypatch.setattr("specnb.record.now", lambda _: float(next(readings)))
+    asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": 6, "batch_size": 3, "progress": False}
+    made = generate(TARGET, MORE, DRAFT, **asked, hooks=Hooks(timed=True))
+    assert list(made.record.seconds) == list(PARTS)
+    steps = len(made.record.seconds["draft"])
+    assert next(readings) == 4 * steps, "the clock is read as a step begins and as each of its parts ends"
+    assert all(seconds.tolist() == [1] * steps for seconds in made.record.seconds.values())
+    untimed = generate(TARGET, MORE, DRAFT, **asked)
+    assert (untimed.record.seconds, untimed.tokens) == ({}, made.tokens)
+
+
+class Bar:
+    """Stands for tqdm: what it was made with, and where it was after each move."""
+
+    made: list[Bar]
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings, self.n, self.places = settings, 0, [0]
+        self.made.append(self)
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def update(self, by: int) -> None:
+        self.n += by
+        self.places.append(self.n)
+
+
+@pytest.mark.parametrize("progress", [False, True])
+def test_the_bar_counts_tokens_and_those_that_will_not_come(progress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five prompts of 9 tokens in two rows, some of which end early: after each step, all but what
+    can still come."""
+    Bar.made = []
+    monkeypatch.setattr("specnb.sampler.tqdm", Bar)
+    made = generate(TARGET, MORE[:5], None, max_new_tokens=9, eos=1, batch_size=2, seed=3, progress=progress)
+    (bar,) = Bar.made
+    assert bar.settings == {"total": 45, "desc": "tokens", "delay": 3, "leave": False, "disable": not progress}
+    assert bar.places == sorted(bar.places)
+    # The first step gives each of the two rows a token; one that ends takes what it could still
+    # have had with it.
+    assert bar.places[1] == sum(9 if len(tokens) == 1 else 1 for tokens in made.tokens[:2])
+    assert bar.n == 45
+    assert len({len(tokens) for tokens in made.tokens}) > 1
+
+
+# One sampler, several calls.
+
+
+@pytest.mark.parametrize("kind", ["a model", "patchy", "nothing", "deep tree of a model", "attention head"])
+def test_earlier_calls_and_idle_rows_change_no_token(kind: str) -> None:
+    """Calls of all sizes in the batch of the first, which has more rows and slots than any needs."""
+    kinds: dict[str, Any] = {"a model": DRAFT, "patchy": PatchyDrafter(DRAFT), "nothing": None}
+    drafter = kinds[kind] if kind in kinds else (CHAINS | TREES)[kind]()
+    sampler = Sampler(TARGET, drafter, compile=False, rows=6, slots=32, progress=False)
+    batches = set()
+    for prompts, new, eos, batch_size in (
+        (MORE[:4], 9, 1, None), (MORE[3:4], 12, None, None), (MORE, 4, [2, 3], 2), (MORE[:2], LONGEST, 1, None),
+    ):  # fmt: skip
+        asked: dict[str, Any] = {"max_new_tokens": new, "eos": eos, "batch_size": batch_size, "seed": new}
+        expected = generate(TARGET, prompts, drafter, progress=False, **asked)
+        made = sampler.generate(prompts, **asked)
+        assert made.tokens == expected.tokens
+        assert np.array_equal(made.record.draft_tokens, expected.record.draft_tokens)
+        assert made.prompts == [list(prompt) for prompt in prompts]
+        batches.add(sampler.batch)
+    assert len(batches) == 1
+
+
+def test_a_sampler_makes_room_for_a_call_that_needs_more() -> None:
+    sampler = Sampler(TARGET, DRAFT, compile=False, progress=False)
+    for prompts, new in ((MORE[3:5], 3), (MORE, 3), (PROMPTS, LONGEST)):
+        expected = generate(TARGET, prompts, DRAFT, max_new_tokens=new, progress=False)
+        assert sampler.generate(prompts, max_new_tokens=new).tokens == expected.tokens
+
+
+@pytest.mark.minutes
+@pytest.mark.skipif(not shutil.which("c++"), reason="no compiler")
+def test_a_compiled_sampler_gives_the_same_tokens_and_compiles_once() -> None:
+    """Other tokens, numbers of them, of prompts, and ends; also beyond the first 64 slots, which a
+    pass over short prompts reads."""
+    target = llama(dtype=torch.float64)
+    target.config.max_position_embeddings = 256
+    draft = near_copy(target, 0.3)
+    sampler = Sampler(target, draft, gamma=1, compile=True, rows=3, progress=False)
+    layers: list[Any] = [sampler.private.compiled, sampler.drafter.private.compiled]  # type: ignore[union-attr]
+    ready = []
+    for prompts, new, eos in (
+        (PROMPTS, 6, 3), ([(prompt * 61)[: 61 + row] for row, prompt in enumerate(PROMPTS)], 6, [3]),
+        (PROMPTS[:2], 40, []), (PROMPTS[1:2], 4, [1, 2]),
+    ):  # fmt: skip
+        asked: dict[str, Any] = {"max_new_tokens": new, "eos": eos, "seed": new}
+        plain = generate(target, prompts, draft, gamma=1, progress=False, **asked)
+        made = sampler.generate(prompts, **asked)
+        assert made.tokens == plain.tokens
+        assert np.array_equal(made.record.draft_tokens, plain.record.draft_tokens)
+        assert np.allclose(made.record.beta, plain.record.beta)
+        ready.append([len(one.ready) for one in layers])
+    assert ready == [[1, 2]] * 4
+
+
+@pytest.mark.parametrize(("gamma", "fewest"), [(3, 0), (5, 1)])
+def test_a_compiled_step_has_all_draft_tokens_or_the_fewest(
+    gamma: int, fewest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a drafter that does not always propose so many; both widths run before the first
+    step."""
+    widths, run, warm_up = [], Batch.run_target, Batch.warm_up
+
+    def counted(self: Batch, draft_tokens: Tensor) -> Tensor:
+        widths.append(draft_tokens.shape[1])
+        return run(self, draft_tokens)
+
+    def warmed(self: Batch) -> None:
+        warm_up(self)
+        widths.append(-1)
+
+    monkeypatch.setattr(Batch, "run_target", counted)
+    monkeypatch.setattr(Batch, "warm_up", warmed)
+    monkeypatch.setattr(PromptLookupDrafter, "fewest", lambda self, gamma: min(fewest, gamma))
+    monkeypatch.setattr("specnb.fast.compiled", lambda function: function)
+    asked: dict[str, Any] = {"max_new_tokens": 12, "sampling": GREEDY, "progress": False}
+    made = generate(TARGET, PROMPTS, PromptLookupDrafter(VOCAB), gamma=gamma, compile=True, **asked)
+    begun = widths.index(-1)
+    assert {fewest, gamma} <= set(widths[:begun])
+    assert set(widths[begun + 1 :]) == {fewest, gamma}
+    assert made.tokens == generate(TARGET, PROMPTS, None, **asked).tokens
+
+
+def test_samplers_of_one_model_in_threads_give_their_own_tokens() -> None:
+    samplings = [Sampling(), SHARP, GREEDY, Sampling(0.7, top_p=0.8)]
+
+    def made(number: int) -> list[list[list[int]]]:
+        sampler = Sampler(TARGET, DRAFT, sampling=samplings[number], compile=False, progress=False)
+        return [sampler.generate(MORE, max_new_tokens=LONGEST, seed=seed).tokens for seed in range(3)]
+
+    expected = [made(number) for number in range(len(samplings))]
+    with ThreadPoolExecutor(len(samplings)) as threads:
+        assert list(threads.map(made, range(len(samplings)))) == expected
+
+
+def test_what_failed_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler = Sampler(TARGET, DRAFT, compile=False, progress=False)
+    with monkeypatch.context() as patch:
+        patch.setattr("specnb.step.overlap", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            sampler.generate(PROMPTS, max_new_tokens=9)
+    compared = []
+    monkeypatch.setattr(type(sampler.check), "completion", lambda self, prompt, *_: compared.append(prompt))
+    for _ in range(2):
+        sampler.generate(PROMPTS, max_new_tokens=9)
+    assert sorted(compared) == [[0], [2, 0, 1, 3]]
+
+
+# The user's models.
+
+
+def packable() -> Any:
+    """A model with weights that are large enough to be packed."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, num_hidden_layers=1, **sizes)).eval()
+
+
+def looked_at(model: PreTrainedModel) -> dict[str, Any]:
+    """What each module of `model` is and has, and its configuration."""
+    own = {name: (type(module), vars(module).keys(), module.forward) for name, module in model.named_modules()}
+    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    return own | {
+        "configuration": model.config.to_dict(),
+        "attention": model.config._attn_implementation,
+        "hooks": hooks,
+    }
+
+
+@pytest.mark.parametrize("compile", [False, "auto", True])
+def test_the_models_stay_as_they_are(compile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specnb.fast.compiled", lambda function: function)
+    models = packable(), packable()
+    before = [looked_at(model) for model in models]
+    weights = [{name: weight.clone() for name, weight in model.state_dict().items()} for model in models]
+    sampler = Sampler(*models, compile=compile, progress=False)
+    sampler.generate(PROMPTS, max_new_tokens=5)
+    assert [looked_at(model) for model in models] == before
+    for model, own in zip(models, weights, strict=True):
+        assert model.state_dict().keys() == own.keys()
+        assert all(torch.equal(weight, own[name]) for name, weight in model.state_dict().items())
+    assert bool(sampler.private.packed) == (compile == "auto" and torch.backends.mkldnn.is_available())
+
+
+def test_a_change_of_weights_is_used_or_refused() -> None:
+    target, draft = llama(), llama(seed=2)
+    samplers = [Sampler(target, one, compile=False, progress=False) for one in (draft, None)]
+    before = [sampler.generate(PROMPTS, max_new_tokens=9).tokens for sampler in samplers]
+    target.lm_head.weight.data.neg_()
+    for sampler, one, earlier in zip(samplers, (draft, None), before, strict=True):
+        made = sampler.generate(PROMPTS, max_new_tokens=9).tokens
+        assert made == generate(target, PROMPTS, one, max_new_tokens=9, progress=False).tokens != earlier
+    for model, refusing_ones in ((draft, samplers[:1]), (target, samplers)):
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
+        for sampler in refusing_ones:
+            with pytest.raises(RuntimeError, match="make another one"):
+                sampler.generate(PROMPTS)
+
+
+def test_a_change_of_weights_that_were_copied_is_refused() -> None:
+    target = packable()
+    sampler = Sampler(target, None, progress=False)
+    sampler.generate([[1]], max_new_tokens=2)
+    if not sampler.private.packed:
+        pytest.skip("nothing is packed here")
+    target.model.layers[0].mlp.up_proj.weight.data[5, 7] += 1
+    with pytest.raises(RuntimeError, match="make another one"):
+        sampler.generate([[1]], max_new_tokens=2)
+
+
+# Prompts and end tokens as users give them.
+
+
+def words(begin: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer of four words."""
+    tokenizer = Tokenizer(WordLevel({"<s>": 0, "a": 1, "b": 2, "c": 3}, unk_token="c"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    if begin:
+        tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
+
+
+def test_text_goes_in_and_comes_out() -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 6, "seed": 2, "progress": False}
+    made = generate(TARGET, ["a b", "c"], DRAFT, tokenizer=words(), **asked)
+    expected = generate(TARGET, [[1, 2], [3]], DRAFT, **asked)
+    assert (made.prompts, made.tokens) == ([[1, 2], [3]], expected.tokens)
+    assert made.texts == [words().decode(tokens) for tokens in expected.tokens]
+    assert expected.texts is None
+    for text in ("a b", "<s> a b"):  # there is one begin token, whether the text has it or not
+        for prompts in (text, [text]):
+            assert generate(TARGET, prompts, None, tokenizer=words(begin=True), **asked).prompts == [[0, 1, 2]]
+    with pytest.raises(TypeError):
+        generate(TARGET, ["a b"], DRAFT, **asked)
+
+
+PADDED, MASK = [[0, 0, 2], [3, 1, 2]], [[0, 1, 1], [1, 1, 1]]
+LEFT, RIGHT = torch.tensor([[0, 1], [2, 3]]), np.array([[2, 3], [1, 0]])
+
+
+def padding(token: int = 0, name: str = "pad_token_id") -> Any:
+    model = llama()
+    setattr(model.config, name, token)
+    return model
+
+
+def given_to(target: Any, prompts: Any) -> list[list[int]]:
+    """The prompts that a sampler reads."""
+    return generate(target, prompts, None, max_new_tokens=1, progress=False).prompts
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_the_mask_of_a_tokenizer_leaves_the_padding_out(kind: Any) -> None:
+    given = BatchEncoding({"input_ids": kind(PADDED), "attention_mask": kind(MASK)})
+    boolean = kind(MASK) if kind is list else kind(MASK) == 1
+    for target, one in (
+        (padding(), given),
+        (llama(), dict(given)),
+        (llama(), dict(given) | {"attention_mask": boolean}),
+    ):
+        assert given_to(target, one) == [[0, 2], [3, 1, 2]]
+    assert given_to(llama(), {"input_ids": kind(PADDED)}) == PADDED
+
+
+def test_padding_that_nobody_masked_is_refused() -> None:
+    """Many tokenizers pad with the token that ends a text. In lists once, or at lengths that differ,
+    it may be text; where all rows begin with it, it is the begin-of-text token."""
+    refused: list[tuple[Any, Any]] = [
+        (padding(), LEFT), (padding(), RIGHT), (padding(0, "eos_token_id"), RIGHT), (padding(), {"input_ids": PADDED}),
+    ]  # fmt: skip
+    for target, prompts in refused:
+        with pytest.raises(ValueError, match="padding token 0"):
+            given_to(target, prompts)
+    for prompts in (LEFT.tolist(), [[0, 0, 2], [3, 1]], [[0, 1], [0, 3]]):
+        assert given_to(padding(), prompts) == prompts
+    assert given_to(padding(7), LEFT) == LEFT.tolist()
+
+
+def test_a_setting_of_another_name_is_said_to_be_elsewhere() -> None:
+    one_pair = without_tokenizer(llama(), llama())
+    calls: list[tuple[Any, Any]] = [
+        (generate, llama()), (Sampler, llama()), (beam_search, llama()), (measure_acceptance, llama()),
+        (recommend_gamma, one_pair),
+    ]  # fmt: skip
+    for function, first in calls:
+        with pytest.raises(TypeError, match=r"no argument temperature; give sampling=Sampling\(temperature=...\)"):
+            function(first, [[1]], temperature=0.5)
+
+
+# What is refused before any model runs.
+
+
+class Bare:
+    vocab = VOCAB
+
+
+class Restarting(ModelDrafter):
+    can_refill = False
+
+
+FOR_INDEPENDENT = PlannedRule(recursive_rejection.plan, schemes=(independent_children,))
+
+
+class Deep(TableDrafter):
+    hidden_layers = (7,)
+
+
+def short_draft() -> Any:
+    model = refusing(gpt2())
+    model.config.n_positions = 8
+    return model
+
+
+def on_meta() -> Any:
+    return llama().to("meta")  # type: ignore[arg-type]
+
+
+RUNNING, DRAFTING = refusing(llama()), refusing(llama(seed=2))
+DISTINCT = TreeDrafter(DRAFTING, TWO_DRAFTS, scheme=distinct_children)
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"prompts": []}, "prompts"),
+    ({"prompts": [[1], []]}, "prompt 1"),
+    ({"prompts": [[0], [1, VOCAB]]}, "prompt 1"),
+    ({"prompts": 3}, "prompts"),
+    ({"prompts": torch.tensor(3)}, "prompts"),
+    ({"prompts": {"text": "hello"}}, "prompts"),
+    ({"prompts": [[0], [0.5]]}, "prompt 1"),
+    ({"prompts": ["hello"]}, "prompt 0"),
+    ({"prompts": {"input_ids": [[1, 2]], "attention_mask": [[1]]}}, "attention_mask"),
+    ({"prompts": {"input_ids": [[1, 2]], "attention_mask": [[2, 1]]}}, "attention_mask"),
+    ({"eos": VOCAB}, "eos"),
+    ({"eos": [0.5]}, "eos"),
+    ({"gamma": -1}, "gamma"),
+    ({"max_new_tokens": 0}, "max_new_tokens"),
+    ({"seed": -1}, "seed"),
+    ({"batch_size": 0}, "batch_size"),
+    ({"numbers": [0, 1]}, "2 numbers"),
+    ({"sampling": 0.7}, "sampling"),
+    ({"sampling": 0.7, "draft": None}, "sampling"),
+    ({"compile": "fast"}, "compile"),
+    ({"compile": "graph"}, "CUDA"),
+    ({"max_new_tokens": LIMIT - 3}, "positions"),
+    ({"draft": short_draft(), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
+    ({"draft": ModelDrafter(short_draft(), SHARP), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
+    ({"target": "gpt2"}, "no model"),
+    ({"target": refusing(convolving())}, "LinearAttentionLayer"),
+    ({"target": on_meta(), "draft": None}, "meta"),
+    ({"draft": on_meta()}, "meta"),
+    ({"draft": ModelDrafter(llama(VOCAB + 3))}, "4 tokens"),
+    ({"draft": TableDrafter(table()[:, :3])}, "4 tokens"),
+    ({"draft": refusing(without_positions())}, "position_ids"),
+    ({"draft": "gpt2"}, "draft"),
+    ({"draft": Bare()}, "draft"),
+    ({"draft": TableDrafter}, "draft"),
+    ({"draft": Deep(table())}, "hidden layers"),
+    ({"draft": Restarting(DRAFTING), "batch_size": 2}, "restart"),
+    ({"draft": TableTreeDrafter(TWO_DRAFTS), "gamma": 4}, "gamma"),
+    ({"draft": TableTreeDrafter((1, -1))}, "parent"),
+    ({"rule": "token"}, "rule"),
+    ({"draft": DISTINCT, "rule": FOR_INDEPENDENT}, "exact"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "word"), WRONG, ids=[f"{n}-{'-'.join(one)}" for n, (one, _) in enumerate(WRONG)])
+def test_bad_arguments_are_refused_before_any_model_runs(wrong: dict[str, Any], word: str) -> None:
+    asked: dict[str, Any] = {"target": RUNNING, "prompts": PROMPTS, "draft": DRAFTING, "max_new_tokens": 4}
+    with pytest.raises((TypeError, ValueError), match=word):
+        generate(**(asked | wrong))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"prompts": (np.array([1, 2, 0], dtype=np.uint8), [torch.tensor(3), np.int64(0)])},
+        {"prompts": [torch.tensor([1, 2, 0], dtype=torch.int32), range(3, -1, -3)]},
+        *({"eos": eos} for eos in (2, np.int64(2), torch.tensor(2), {2}, (2, 2), torch.tensor([2]))),
+        # Four times gamma would not fit in eight bits.
+        {"gamma": np.int8(32), "seed": np.uint8(200)},
+        {"max_new_tokens": np.int32(5), "batch_size": torch.tensor(1)},
+    ],
+    ids=str,
+)
+def test_whole_numbers_of_any_type_are_numbers(given: dict[str, Any]) -> None:
+    asked: dict[str, Any] = {"prompts": [[1, 2, 0], [3, 0]], "gamma": 32, "max_new_tokens": 5, "eos": [2], "seed": 200}
+    plain = generate(llama(), draft=llama(seed=2), progress=False, **asked)
+    assert generate(llama(), draft=llama(seed=2), progress=False, **(asked | given)).tokens == plain.tokens
+
+
+# What follows from the arguments.
+
+
+def test_the_default_rule_and_rows() -> None:
+    independent = TreeDrafter(DRAFTING, TWO_DRAFTS, scheme=independent_children)
+    for drafter in (None, chain(), DISTINCT):
+        assert Sampler(RUNNING, drafter, compile=False).rule == token_verification
+    assert Sampler(RUNNING, independent, rule=FOR_INDEPENDENT, compile=False).rule is FOR_INDEPENDENT
+    for rule in (exact_match, recursive_rejection):  # nothing is drafted, so that any rule will do
+        assert Sampler(RUNNING, DISTINCT, gamma=0, rule=rule, compile=False).drafter is None
+    for size, rows in ((None, 3), (1, 1), (2, 2), (9, 3)):
+        sampler = Sampler(TARGET, chain(), compile=False, progress=False)
+        sampler.generate(PROMPTS, max_new_tokens=2, batch_size=size)
+        assert sampler.batch is not None
+        assert len(sampler.batch.state.rows) == rows
+    # No row is refilled.
+    assert len(generate(TARGET, PROMPTS, Restarting(DRAFT), max_new_tokens=2, batch_size=3, progress=False).tokens) == 3
+
+
+class Looking(ModelDrafter):
+    hidden_layers = (-1, 0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["a model", "kept distributions", "hidden states"])
+def test_caches_and_state_must_fit_into_what_is_free(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many bytes as the tensors have that a batch makes for them."""
+    small = llama(layers=1)
+    drafters = {"a model": ModelDrafter(small), "hidden states": Looking(small)}
+    drafter, gamma = drafters.get(kind), 4 if kind in drafters else 0
+    keep = kind == "kept distributions"
+    setup = Setup(llama(), drafter, gamma, rows=8, slots=slots_for(2, 5, gamma), steps=5, keep_probs=keep)
+    batch = Batch(setup)
+    batch.enter(list(range(8)), [[1, 2]] * 8, batch.uniforms(0, range(8), 5), 5)
+    runners: list[Any] = [batch.runner, *([drafter.runner] if drafter else [])]
+    kept = [batch.state.tokens, batch.state.uniforms, batch.state.record, batch.state.probs, batch.runner.hidden_states]
+    kept += [tensor for runner in runners for layer in runner.cache.ragged for tensor in (layer.keys, layer.values)]
+    needed = sum(tensor.nbytes for tensor in kept if tensor is not None)
+    monkeypatch.setattr("specnb.sampler.free_memory", lambda device: needed)
+    require_memory(setup)
+    monkeypatch.setattr("specnb.sampler.free_memory", lambda device: needed - 1)
+    with pytest.raises(MemoryError, match="batch_size=7 would"):
+        require_memory(setup)
+
+
+def test_what_does_not_fit_is_refused_before_any_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specnb.sampler.free_memory", lambda device: 100)
+    with pytest.raises(MemoryError, match="not even one row fits"):
+        generate(RUNNING, [[1]], None, max_new_tokens=9, progress=False)
