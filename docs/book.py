@@ -48,7 +48,7 @@ LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 Labels = dict[tuple[str, str], int]
 # What notebooks use everywhere, which decides no claim by itself.
 GENERAL = (
-    "notebooks.support.claims", "notebooks.support.figures", "specnb.measure.statistics", "studies.corpus",
+    "notebooks.support.claims", "notebooks.support.figures", "specnb.statistics", "studies.corpus",
     "studies.files",
 )  # fmt: skip
 LOADING = ("Sampling", "load_pair", "corpus", "completed", "normalise", "prompts_of")

@@ -35,22 +35,20 @@ before it:
 from importlib.metadata import version as _version
 
 from specnb import theory
+from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
-from specnb.decoding.generate import Generation, Hooks, generate
-from specnb.decoding.record import StepRecord
+from specnb.check import check_model
 from specnb.distributions import Sampling, overlap, residual, standardise, total_variation
-from specnb.drafting.base import Drafter, Proposal
-from specnb.drafting.model import MixtureDrafter, ModelDrafter
-from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
+from specnb.drafters import Drafter, MixtureDrafter, ModelDrafter, Proposal
 from specnb.enumeration import joint_distribution, step_distribution
-from specnb.judging import judge_drafter, judge_rule
-from specnb.measure.acceptance import measure_acceptance
+from specnb.exactness import judge_drafter, judge_rule
+from specnb.loading import Pair, load_model, load_pair
 from specnb.measure.explain import explain
 from specnb.measure.predict import predict
-from specnb.measure.recommend import recommend_gamma
-from specnb.measure.speedup import measure_speedup
-from specnb.models.loading import Pair, load_model, load_pair
-from specnb.models.probe import check_model
+from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
+from specnb.record import StepRecord
 from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
+from specnb.sampler import Generation, Hooks, generate
+from specnb.speedup import measure_speedup, recommend_gamma
 
 __version__ = _version("specnb")

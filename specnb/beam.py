@@ -35,17 +35,23 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.given_tokens import Tokens, as_list, named_settings, token_lists
-from specnb.decoding.request import require_context, require_models, require_tokens
+from specnb.cache import CachedModel
+from specnb.check import require_agreement
 from specnb.distributions import Sampling
-from specnb.drafting.choice import as_drafter
-from specnb.drafting.model import ModelDrafter
-from specnb.models.cached_model import CachedModel
+from specnb.drafters import ModelDrafter
 from specnb.models.known import one_at_a_time
-from specnb.models.probe import require_agreement
-from specnb.models.support import vocabulary
-from specnb.models.token_map import TokenMap
 from specnb.number_checks import require_whole
+from specnb.sampler import (
+    Tokens,
+    as_drafter,
+    as_list,
+    named_settings,
+    require_context,
+    require_models,
+    require_tokens,
+    token_lists,
+)
+from specnb.support import TokenMap, vocabulary
 
 Path = tuple[int, ...]
 """A node of the tree of all continuations: the tokens from the prompt to it."""

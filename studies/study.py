@@ -27,10 +27,9 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decoding.record import now
-from specnb.measure.statistics import Estimate
-from specnb.measure.timing import Job, machine, time_round
-from specnb.models.loading import Pair
+from specnb.loading import Pair
+from specnb.record import now
+from specnb.statistics import Estimate, Job, machine, time_round
 from studies.files import ROOT, located, write
 
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from notebooks.support.predictions import pooled, within
-from specnb.measure.statistics import Estimate
+from specnb.statistics import Estimate
 from specnb.theory import best_improvement
 from studies.files import located
 

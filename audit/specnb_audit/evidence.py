@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from specnb.measure.statistics import Estimate
+from specnb.statistics import Estimate
 
 Array = NDArray[np.float64]
 

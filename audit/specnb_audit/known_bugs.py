@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from specnb.decoding import generate as loop
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding import generate as loop
-from specnb.decoding.generate import Hooks
+from specnb.cache import CachedModel
 from specnb.distributions import Sampling
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.model import ModelDrafter
-from specnb.models.cached_model import CachedModel
+from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.rules import Outcome
+from specnb.sampler import Hooks
 from specnb_audit.bugs.bug import Bug
 from specnb_audit.bugs.loop import LOOP_BUGS, Reseeded
 from specnb_audit.bugs.step import FILTERS, step_bugs
@@ -69,7 +68,7 @@ def generate(
     hooks: Hooks = Hooks(),
     **settings: Any,
 ) -> loop.Generation:
-    """`specnb.decoding.generate.generate` with `bug`; the tokens should have the distribution under
+    """`specnb.sampler.generate` with `bug`; the tokens should have the distribution under
     `bug.claimed`.
 
     A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of

@@ -35,8 +35,8 @@ from scipy.stats import norm
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.cache import cache_argument
 from specnb.distributions import Sampling, total_variation
-from specnb.models.cache import cache_argument
 from specnb_audit.claimed import claimed_probs, penalties_of
 from specnb_audit.evidence import log_mean
 from specnb_audit.penalties import penalised

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specnb.measure.statistics import Estimate
+from specnb.statistics import Estimate
 from specnb_audit.alternatives import ALTERNATIVES, GENERAL, LEARNED
 from specnb_audit.numerics import Impossible, Numerics, Rate
 

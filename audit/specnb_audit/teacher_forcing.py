@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.cache import cache_argument
+from specnb.check import mean_difference, probe_tokens, rounding
 from specnb.distributions import Sampling
-from specnb.models.cache import cache_argument
-from specnb.models.probe import mean_difference, probe_tokens, rounding
-from specnb.models.support import context_limit
-from specnb.models.support import vocabulary as vocabulary_of
-from specnb.models.token_map import TokenMap
+from specnb.support import TokenMap, context_limit
+from specnb.support import vocabulary as vocabulary_of
 from specnb_audit.bets import CutoffGap, Row, steps_between
 from specnb_audit.claimed import claimed_probs, penalties_of
 from specnb_audit.claimed import cutoff_gap as cutoff_gap

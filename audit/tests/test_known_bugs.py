@@ -12,12 +12,12 @@ import pytest
 import torch
 from beam_bugs import BEAM_BUGS, TREE_BUGS
 from distributions_for_tests import distribution_pair
+from specnb.decoding import generate as loop
 from tiny import llama, near_copy
 
 from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
-from specnb.decoding import generate as loop
 from specnb.distributions import Conditional, Sampling, residual
-from specnb.drafting.model import ModelDrafter
+from specnb.drafters import ModelDrafter
 from specnb.rules import Rule
 from specnb_audit.bugs.bug import Kind, KnownBug
 from specnb_audit.bugs.step import merged_distribution, step_bugs

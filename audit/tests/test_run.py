@@ -14,9 +14,9 @@ from tiny import llama
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import generate
 from specnb.distributions import Sampling, sample
 from specnb.rules import Outcome, token_verification
+from specnb.sampler import generate
 from specnb_audit import (
     Aim,
     Auditor,

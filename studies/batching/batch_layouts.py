@@ -5,11 +5,11 @@ interface.
     packing   `PackedBatch`: all rows lie one after the other in a single row; a token sees its own
               sequence only
     pointers  `MaskedBatch`: nothing moves; each row has a length, and slots behind it are masked
-              (`specnb.models.cache.RaggedCache`)
+              (`specnb.cache.RaggedCache`)
 
 Each holds all tokens of each row but the newest. In each, a token sees the entries of its own
 sequence at positions up to its own. `generate` is one readable loop for all three;
-`specnb.decoding.generate` is the fast one.
+`specnb.sampler` is the fast one.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from specnb.decoding.record import StepRecord
+from specnb.cache import CachedModel, additive_mask, cache_argument
 from specnb.distributions import Sampling, sample, standardise, uniforms
-from specnb.models.cache import additive_mask, cache_argument
-from specnb.models.cached_model import CachedModel
-from specnb.models.support import context_limit
+from specnb.record import StepRecord
 from specnb.rules import Rule, token_verification
+from specnb.support import context_limit
 from studies.batching.cropping import crop
 
 Sequences = Sequence[Sequence[int]]
@@ -173,7 +172,7 @@ class PackedBatch(CompactedBatch):
 
 
 class MaskedBatch:
-    """The layout of `specnb.decoding.generate`: `crop` subtracts from the lengths."""
+    """The layout of `specnb.sampler`: `crop` subtracts from the lengths."""
 
     def __init__(self, model: PreTrainedModel, sequences: Sequences, longest: int) -> None:
         self.runner = CachedModel(model, longest)
@@ -212,7 +211,7 @@ def generate(
     """The new tokens of each prompt: speculative decoding of a batch, the same tokens in every
     layout from one seed.
 
-    Settings as in `specnb.decoding.generate.generate`.
+    Settings as in `specnb.sampler.generate`.
     """
     noise = uniforms(seed, range(len(prompts)), max_new_tokens, gamma, target.device)
     longest = max(map(len, prompts)) + max_new_tokens + gamma

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-from specnb.models.cache import why_not_croppable
+from specnb.cache import why_not_croppable
 
 TupleCache = tuple[tuple[Tensor, ...], ...]
 Croppable = DynamicCache | EncoderDecoderCache | TupleCache

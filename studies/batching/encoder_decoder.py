@@ -23,14 +23,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import EncoderDecoderCache
 
-from specnb.decoding.generate import Hooks
-from specnb.decoding.request import Request
-from specnb.decoding.step import Batch
-from specnb.drafting.model import ModelDrafter
-from specnb.models.cache import RaggedCache, additive_mask
-from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.probe import HALF, LOWEST, failing_clearly, mean_difference, probe_tokens
-from specnb.models.support import require_same_vocabulary
+from specnb.cache import CachedModel, RaggedCache, additive_mask, prefill
+from specnb.check import HALF, LOWEST, failing_clearly, mean_difference, probe_tokens
+from specnb.drafters import ModelDrafter
+from specnb.sampler import Hooks, Request
+from specnb.step import Batch
+from specnb.support import require_same_vocabulary
 
 
 class EncoderDecoder(CachedModel):

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 
 from specnb.beam import beam_search
-from specnb.measure.cost import measure_costs
-from specnb.measure.statistics import ratio_of_medians, ratio_of_sums
-from specnb.measure.timing import machine
-from specnb.models.loading import load_pair
+from specnb.cost import measure_costs
+from specnb.loading import load_pair
+from specnb.statistics import machine, ratio_of_medians, ratio_of_sums
 from studies.beams.beam_cost import improvement
 from studies.speed.pairs import prompts_of
 from studies.study import Study, columns, timed_in_turn

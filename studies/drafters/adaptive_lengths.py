@@ -21,14 +21,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from specnb.decoding.auto_gamma import Auto
 from torch import Tensor
 
-from specnb.decoding.auto_gamma import Auto
-from specnb.decoding.generate import generate
-from specnb.drafting.base import ChainDrafter, Context, Proposal
-from specnb.drafting.model import ModelDrafter
-from specnb.measure.statistics import Estimate, over_rows
-from specnb.models.loading import Pair, load_pair
+from specnb.drafters import ChainDrafter, Context, ModelDrafter, Proposal
+from specnb.loading import Pair, load_pair
+from specnb.sampler import generate
+from specnb.statistics import Estimate, over_rows
 from studies import corpus
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.egag import EntropyGuidedDrafter

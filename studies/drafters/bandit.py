@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from specnb.drafting.base import ChainDrafter, Context, Proposal
+from specnb.drafters import ChainDrafter, Context, Proposal
 from specnb.rules import Outcome
 from studies.drafters.length import ShortenedDrafter
 
@@ -26,7 +26,7 @@ class BanditDrafter(ShortenedDrafter):
     `exploration` scales the confidence term. It counts every step, so nothing else may choose how
     many tokens are drafted: `gamma="auto"` is a fixed number for it.
 
-    >>> from specnb.drafting.ngram import UniformDrafter
+    >>> from specnb.ngram import UniformDrafter
     >>> drafter = BanditDrafter(UniformDrafter(4), lengths=(1, 3), cost_ratio=0.1)
     >>> context = Context(torch.tensor([[1, 0, 0, 0]]), torch.tensor([1]))
     >>> drafter.start(context)

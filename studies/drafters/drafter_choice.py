@@ -27,13 +27,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specnb.decoding.record import StepRecord
 from specnb.distributions import Sampling
-from specnb.drafting.heads import AttentionDrafter, load_head
-from specnb.drafting.model import ModelDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
-from specnb.measure.statistics import Estimate, ratio_of_sums
-from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
+from specnb.drafters import ModelDrafter
+from specnb.heads import AttentionDrafter, load_head
+from specnb.loading import TRAINED_PAIR, Pair, load_model, load_pair
+from specnb.ngram import PromptLookupDrafter
+from specnb.record import StepRecord
+from specnb.statistics import Estimate, ratio_of_sums
 from specnb.trees import distinct_children, top_children
 from studies import study
 from studies.drafters.drafters import Entry, table
@@ -74,7 +74,7 @@ def entries(pair: Pair) -> dict[str, Entry]:
         name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype)
         for name in ("recurrent", "attention", "parallel")
     }
-    distilled = load_model(TRAINED_PAIR / "draft-distilled", packed=False)
+    distilled = load_model(TRAINED_PAIR / "draft-distilled")
 
     def tree(sampling: Sampling, typical: bool = False) -> HeadTreeDrafter:
         """Sampled children are accepted more often by an exact rule; at temperature 0 there would
@@ -128,7 +128,7 @@ def measure(
         prompts = [prompt for text in KINDS for prompt in questions(tokenizer, text, sequences[kind])]
         chosen = without_training(target.config.vocab_size)
     else:
-        pair = load_pair(packed=False)
+        pair = load_pair()
         pair = replace(pair, target=extended(pair.target, load_vectors()))
         windows, _ = held_out_windows(pair, PROMPT, per_file=2)
         target, prompts, chosen = pair.target, windows[: sequences[kind]].tolist(), entries(pair)

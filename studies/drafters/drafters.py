@@ -30,19 +30,16 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Generation, Hooks, generate
-from specnb.decoding.record import StepRecord
-from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
-from specnb.drafting.base import Drafter
-from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.heads import AttentionDrafter, load_head
-from specnb.drafting.model import MixtureDrafter, ModelDrafter
-from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
-from specnb.measure.statistics import Estimate, ratio_of_medians, ratio_of_sums
-from specnb.measure.timing import machine
-from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.drafters import Drafter, MixtureDrafter, ModelDrafter
+from specnb.heads import AttentionDrafter, FallbackDrafter, load_head
+from specnb.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
+from specnb.record import StepRecord
 from specnb.rules import Rule
+from specnb.sampler import Generation, Hooks, generate
+from specnb.statistics import Estimate, machine, ratio_of_medians, ratio_of_sums
+from specnb.step import Batch
 from studies import corpus, study
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
@@ -140,7 +137,7 @@ def _repetitive(pair: Pair, source: str, number: int) -> list[int]:
 
 def measure(item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int) -> pd.DataFrame:
     """The lines of one kind of text; with `timed_sequences` 0 the counts alone."""
-    pair = load_pair(packed=False)
+    pair = load_pair()
     prompts, entries = prompts_of(pair, item, sequences), league(pair, counted_files)
     sampling = Sampling()
     return table(pair.target, prompts, entries, sampling, timed_sequences, new_tokens, counts_of).assign(text=item)

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from specnb.drafting.base import ChainDrafter, Context
+from specnb.drafters import ChainDrafter, Context
 from studies.drafters.length import ShortenedDrafter
 
 
@@ -25,7 +25,7 @@ class EntropyGuidedDrafter(ShortenedDrafter):
     exact. A row starts anew with its prompt. `history` has the averaged entropies `(rows,)` and the
     lengths `(rows,)` of every step.
 
-    >>> from specnb.drafting.ngram import UniformDrafter
+    >>> from specnb.ngram import UniformDrafter
     >>> drafter = EntropyGuidedDrafter(UniformDrafter(4), least=1, most=3)
     >>> context = Context(torch.tensor([[1, 0, 0, 0]]), torch.tensor([1]))
     >>> drafter.start(context)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import Sampling, sample
-from specnb.drafting.base import Context
+from specnb.drafters import Context
 from specnb.rules import Plan, PlannedRule
 from specnb.trees import Scheme, TokenTree, node_depths, top_children
 from specnb_audit.bugs.verification import TYPICAL, TYPICAL_OF_ENTROPY

@@ -1,4 +1,4 @@
-"""Other heads than `specnb.drafting.heads` has: what reads one state, the input of the target's
+"""Other heads than `specnb.heads` has: what reads one state, the input of the target's
 output head.
 
     RecurrentHead, FeatureDrafter        continues the last hidden state token by token: each
@@ -9,7 +9,7 @@ output head.
 The state begins at the token before the newest one: the newest was sampled from it.
 
 >>> from specnb import generate, load_pair
->>> target = load_pair(packed=False).target
+>>> target = load_pair().target
 >>> drafter = FeatureDrafter(target, RecurrentHead(target.config.hidden_size, hidden=16))  # not trained
 >>> len(generate(target, [[0, 5]], drafter, gamma=2, max_new_tokens=4).tokens[0])
 4
@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from specnb.distributions import sample
-from specnb.drafting.base import Context
-from specnb.drafting.heads import KINDS, AttentionHead, HeadDrafter, SequentialHead, normalised
+from specnb.drafters import Context
+from specnb.heads import KINDS, AttentionHead, HeadDrafter, SequentialHead, normalised
 
 
 class RecurrentHead(SequentialHead):

@@ -14,12 +14,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specnb.cache import CachedModel, prefill
 from specnb.distributions import standardise
-from specnb.drafting.base import Context, Drafter, Proposal, padded
-from specnb.drafting.model import ModelDrafter
-from specnb.drafting.seen import SeenTokens
-from specnb.models.cached_model import CachedModel, prefill
+from specnb.drafters import Context, Drafter, ModelDrafter, Proposal, padded
 from specnb.rules import Outcome, token_verification
+from studies.drafters.seen import SeenTokens
 
 
 class HierarchicalDrafter(Drafter):

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specnb.drafting.base import ChainDrafter, Context, require_part
+from specnb.drafters import ChainDrafter, Context, require_part
 from specnb.number_checks import require_whole
 from specnb.rules import Outcome
 
@@ -102,7 +102,7 @@ class StoppingDrafter(ShortenedDrafter):
     Raises `ValueError` for an `at_least` that is no whole number from 0, `TypeError` for a drafter
     that is no `ChainDrafter` and a `stop` that cannot be called.
 
-    >>> from specnb.drafting.ngram import UniformDrafter
+    >>> from specnb.ngram import UniformDrafter
     >>> drafter = StoppingDrafter(UniformDrafter(4), LowConfidence(0.5), at_least=1)
     >>> context = Context(torch.tensor([[1, 0, 0, 0]]), torch.tensor([1]))
     >>> drafter.propose(context, torch.full((1, 3), 0.9)).draft_tokens

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from specnb.drafting.base import Context, Proposal
+from specnb.drafters import Context, Proposal
 from specnb.number_checks import require_whole
 from specnb.rules import Outcome
 from specnb.trees import top_children

@@ -26,11 +26,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb.cache import additive_mask
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import Context, Proposal
-from specnb.drafting.heads import WEIGHTS
-from specnb.models.cache import additive_mask
-from specnb.models.loading import TRAINED_PAIR, load_pair
+from specnb.drafters import Context, Proposal
+from specnb.heads import WEIGHTS
+from specnb.loading import TRAINED_PAIR, load_pair
 from specnb.rules import Outcome
 from specnb.trees import TokenTree, chain
 from studies import corpus
@@ -180,7 +180,7 @@ def load_vectors(folder: Path = FOLDER) -> Tensor:
 
 def main() -> None:
     """Trains the vectors of the shipped target and writes them with a note."""
-    pair = load_pair(packed=False)
+    pair = load_pair()
     text = encode(pair.tokenizer, corpus.read("train"))
     vectors = train(pair.target, windows(text, ROWS, LENGTH - 1, SEED), COUNT, STEPS)
     FOLDER.mkdir(parents=True, exist_ok=True)

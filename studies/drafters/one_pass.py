@@ -19,10 +19,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specnb.decoding.generate import Hooks
-from specnb.decoding.request import Request
-from specnb.decoding.step import Batch
-from specnb.drafting.base import Context, Drafter
+from specnb.drafters import Context, Drafter
+from specnb.sampler import Hooks, Request
+from specnb.step import Batch
 from specnb.trees import TokenTree
 
 

@@ -9,8 +9,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from specnb.distributions import Sampling, sample, standardise_probs
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.ngram import NgramModel, whole_tokens
+from specnb.drafters import Context, Drafter, Proposal
+from specnb.ngram import NgramModel, whole_tokens
 
 
 class SkipGramDrafter(Drafter):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import Conditional
-from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
+from specnb.drafters import ChainDrafter, Context, Drafter, Proposal
 from specnb.enumeration import completed, drafter_step_distribution, drafts_of, joint_distribution
 from specnb.rules import Outcome, token_verification
 from studies.drafters.bandit import BanditDrafter

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from specnb.drafting.base import ChainDrafter, Context
-from specnb.drafting.ngram import copied, require_lengths, whole_tokens
+from specnb.drafters import ChainDrafter, Context
+from specnb.ngram import copied, require_lengths, whole_tokens
 
 SEPARATOR = -1  # between documents; no sequence contains it
 

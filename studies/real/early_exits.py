@@ -18,14 +18,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import generate
+from specnb.acceptance import distributions_along
 from specnb.distributions import Sampling, overlap
-from specnb.drafting.base import Context
-from specnb.drafting.model import ModelDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
-from specnb.measure.acceptance import distributions_along
-from specnb.measure.statistics import ratio_of_sums
+from specnb.drafters import Context, ModelDrafter
+from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome
+from specnb.sampler import generate
+from specnb.statistics import ratio_of_sums
 from studies.drafters.early_exit import early_exit
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.real.workloads import model_and_tokenizer, prompts_of

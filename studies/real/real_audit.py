@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
-from specnb.drafting.model import TreeDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
+from specnb.drafters import TreeDrafter
+from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome, token_verification
+from specnb.sampler import generate
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
 from studies.drafters.early_exit import early_exit

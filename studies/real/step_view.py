@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from specnb.decoding.record import StepRecord
+from specnb.record import StepRecord
 
 
 @dataclass(frozen=True)

@@ -32,17 +32,15 @@ import torch
 from tqdm import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
-from specnb.decoding.generate import Hooks, generate
-from specnb.decoding.record import now
+from specnb.cost import measure_costs
 from specnb.demo import smollm2
 from specnb.distributions import Sampling
-from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.heads import AttentionDrafter, load_head
-from specnb.drafting.ngram import PromptLookupDrafter
-from specnb.measure.cost import measure_costs
-from specnb.measure.statistics import bootstrap
-from specnb.measure.timing import Job, time_round
-from specnb.models.loading import Pair, load_model
+from specnb.heads import AttentionDrafter, FallbackDrafter, load_head
+from specnb.loading import Pair, load_model
+from specnb.ngram import PromptLookupDrafter
+from specnb.record import now
+from specnb.sampler import Hooks, generate
+from specnb.statistics import Job, bootstrap, time_round
 from studies.files import data_file
 from studies.real import llama_cpp
 from studies.study import Study, columns

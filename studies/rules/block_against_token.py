@@ -28,12 +28,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decoding.generate import Generation, Hooks, generate
 from specnb.distributions import Sampling
-from specnb.drafting.model import ModelDrafter
-from specnb.measure.statistics import over_rows, ratio_of_sums
-from specnb.models.loading import Pair, load_pair
+from specnb.drafters import ModelDrafter
+from specnb.loading import Pair, load_pair
 from specnb.rules import Rule, block_verification, token_verification
+from specnb.sampler import Generation, Hooks, generate
+from specnb.statistics import over_rows, ratio_of_sums
 from studies import study
 from studies.speed.pairs import prompts_of
 from studies.study import columns, timed_in_turn
@@ -47,7 +47,7 @@ def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds
     of timed calls."""
     number, what = item.rsplit("-", 1)
     temperature = float(number.replace("-", "."))
-    pair = load_pair(packed=False)
+    pair = load_pair()
     starts = prompts_of(pair, "held-out", prompts, PROMPT_TOKENS)
     complete = partial(_complete, pair, Sampling(temperature=temperature), new_tokens)
     if what == "timed":

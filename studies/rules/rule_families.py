@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.distributions import Conditional
-from specnb.models.loading import Pair, load_pair
+from specnb.loading import Pair, load_pair
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
 
 TRAINED = "trained pair"

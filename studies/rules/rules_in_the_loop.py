@@ -31,13 +31,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from specnb.decoding.generate import generate
+from specnb.cost import Costs, measure_costs, mid_generation
 from specnb.distributions import Sampling
-from specnb.drafting.base import Drafter
-from specnb.drafting.model import ModelDrafter, TreeDrafter
-from specnb.measure.cost import Costs, measure_costs, mid_generation
-from specnb.measure.statistics import ratio_of_medians, ratio_of_sums
-from specnb.models.loading import Pair, load_pair
+from specnb.drafters import Drafter, ModelDrafter, TreeDrafter
+from specnb.loading import Pair, load_pair
 from specnb.rules import (
     Outcome,
     Rule,
@@ -47,6 +44,8 @@ from specnb.rules import (
     token_verification,
     traversal_verification,
 )
+from specnb.sampler import generate
+from specnb.statistics import ratio_of_medians, ratio_of_sums
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.published_rules import best_path_block, k_sequential_tree
 from studies.rules.tree_shape import best_tree
@@ -134,7 +133,7 @@ def both_expected(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]
 def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens: int) -> pd.DataFrame:
     """The lines of one temperature."""
     temperature = float(item.replace("-", "."))
-    sampling, pair = Sampling(temperature=temperature), load_pair(packed=False)
+    sampling, pair = Sampling(temperature=temperature), load_pair()
     prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
     shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
     run = partial(run_method, pair, sampling, new_tokens)

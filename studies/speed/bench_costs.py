@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specnb.measure.cost import Costs, measure_costs, mid_generation
+from specnb.cost import Costs, measure_costs, mid_generation
 from studies.speed.bench_walltime import COMPILED_GAMMAS
 from studies.speed.pairs import PAIRS, PROMPT_TOKENS
 from studies.study import Study, conditions

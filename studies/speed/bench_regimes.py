@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from specnb.cost import measure_costs, mid_generation
 from specnb.distributions import Sampling
-from specnb.measure.cost import measure_costs, mid_generation
-from specnb.models.loading import Pair, load_pair
-from specnb.models.shapes import Shape
+from specnb.loading import Pair, load_pair
+from specnb.shapes import Shape
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
 from studies.speed.speeds import measure_speeds
 from studies.speed.synthetic import DRAFT, TARGET, synthetic_pair

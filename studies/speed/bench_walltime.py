@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import torch
 
-from specnb.decoding.record import PARTS
+from specnb.acceptance import measure_acceptance
+from specnb.cost import CostMeter, Costs, mid_generation
 from specnb.distributions import Sampling
-from specnb.measure.acceptance import measure_acceptance
-from specnb.measure.cost import CostMeter, Costs, mid_generation
-from specnb.measure.recommend import predicted_speedup
+from specnb.record import PARTS
+from specnb.speedup import predicted_speedup
 from specnb.theory import step_cost
 from studies.speed.pairs import PAIRS, PROMPT_TOKENS, PROMPTS, prompts_of
 from studies.speed.speeds import Speeds, measure_speeds

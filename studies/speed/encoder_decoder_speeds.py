@@ -29,13 +29,12 @@ import torch
 from numpy.typing import NDArray
 from transformers import T5ForConditionalGeneration
 
+from specnb.cost import CostMeter, Costs
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.measure.cost import CostMeter, Costs
-from specnb.measure.statistics import over_rows, ratio_of_sums
-from specnb.measure.timing import machine
+from specnb.fast import pack
+from specnb.loading import Pair
 from specnb.models.checkpoints import require_checksums
-from specnb.models.loading import Pair
-from specnb.models.packing import pack
+from specnb.statistics import machine, over_rows, ratio_of_sums
 from specnb.theory import walltime_improvement
 from studies import study
 from studies.batching.encoder_decoder import ENCODER_DECODER, EncoderDecoderDrafter, with_inputs

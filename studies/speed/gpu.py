@@ -28,12 +28,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from specnb.decoding.generate import Hooks, forget_compiled, generate
+from specnb.cost import Costs, measure_costs
 from specnb.distributions import Sampling
-from specnb.measure.cost import Costs, measure_costs
-from specnb.measure.statistics import bootstrap
-from specnb.measure.timing import machine
-from specnb.models.loading import Pair
+from specnb.loading import Pair
+from specnb.sampler import Hooks, forget_compiled, generate
+from specnb.statistics import bootstrap, machine
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
 from studies.speed.gpu_setups import CUDA, Setup, setup

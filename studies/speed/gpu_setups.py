@@ -11,11 +11,11 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb.drafting.heads import AttentionDrafter, load_head
-from specnb.drafting.model import ModelDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
-from specnb.models.loading import load_pair
-from specnb.models.shapes import Shape
+from specnb.drafters import ModelDrafter
+from specnb.heads import AttentionDrafter, load_head
+from specnb.loading import load_pair
+from specnb.ngram import PromptLookupDrafter
+from specnb.shapes import Shape
 from studies.files import data_file
 from studies.real import workloads
 from studies.speed import pairs
@@ -57,7 +57,7 @@ def of_a_pair(name: str, dtype: torch.dtype) -> Setup:
         prompts = pairs.prompts_of(pair, "stdlib", len(pairs.MODULES))
     else:
         vocab, place = (64, "cpu") if name == "tiny" else (32_000, CUDA)
-        pair = synthetic_pair(ALPHA, *SHAPES[name], vocab=vocab, device=place, dtype=dtype, packed=False)
+        pair = synthetic_pair(ALPHA, *SHAPES[name], vocab=vocab, device=place, dtype=dtype)
         prompts = np.random.default_rng(0).integers(vocab, size=(64, 32)).tolist()
     models: list[Any] = [pair.target, pair.draft]
     target, draft = (model.to(torch.device(CUDA)) for model in models)

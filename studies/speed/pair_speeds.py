@@ -29,15 +29,13 @@ import pandas as pd
 import torch
 from numpy.typing import NDArray
 
-from specnb.decoding.generate import Hooks, forget_compiled, generate
 from specnb.distributions import Sampling
-from specnb.drafting.base import Drafter
-from specnb.drafting.heads import AttentionDrafter, load_head
-from specnb.drafting.model import ModelDrafter
-from specnb.measure.statistics import over_rows, ratio_of_sums
-from specnb.measure.timing import machine
-from specnb.models.loading import TRAINED_PAIR, Pair, load_model, load_pair
-from specnb.models.packing import pack
+from specnb.drafters import Drafter, ModelDrafter
+from specnb.fast import pack
+from specnb.heads import AttentionDrafter, load_head
+from specnb.loading import TRAINED_PAIR, Pair, load_model, load_pair
+from specnb.sampler import Hooks, forget_compiled, generate
+from specnb.statistics import machine, over_rows, ratio_of_sums
 from studies import study
 from studies.drafters.heads import FeatureDrafter
 from studies.speed.pairs import PROMPTS, prompts_of

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import numpy as np
 
-from specnb.models.loading import Pair, load_pair
+from specnb.loading import Pair, load_pair
 from studies import corpus
 from studies.speed.synthetic import synthetic_pair
 

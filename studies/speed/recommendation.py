@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from specnb.measure.recommend import recommend_gamma
-from specnb.measure.statistics import Estimate
+from specnb.speedup import recommend_gamma
+from specnb.statistics import Estimate
 from studies.speed.pairs import PAIRS, PROMPTS, prompts_of
 from studies.speed.speeds import measure_speeds
 from studies.study import Study, columns, conditions

@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from specnb.decoding.generate import Hooks, generate
-from specnb.decoding.record import PARTS
 from specnb.distributions import Sampling
-from specnb.measure.statistics import Estimate, bootstrap
-from specnb.measure.timing import run_round
-from specnb.models.loading import Pair
+from specnb.loading import Pair
+from specnb.record import PARTS
+from specnb.sampler import Hooks, generate
+from specnb.statistics import Estimate, bootstrap, run_round
 
 Array = NDArray[np.float64]
 
@@ -112,7 +111,7 @@ def measure_speeds(
     are fewer than 3 prompts.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> measure_speeds(pair, [[1], [2], [3]], (0, 2), max_new_tokens=8).seconds.shape
     (3, 2, 3)
     """

@@ -23,9 +23,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.models.loading import Pair
-from specnb.models.packing import pack
-from specnb.models.shapes import Shape, empty_model
+from specnb.fast import pack
+from specnb.loading import Pair
+from specnb.shapes import Shape, empty_model
 
 TARGET = Shape(12, 768, 3072, 12)  # the paper's GPT-like pair on lm1b: 97M parameters
 DRAFT = Shape(2, 256, 1024, 4)  # and 6M, at a vocabulary of 8k
@@ -55,7 +55,7 @@ def synthetic_pair(
     between contexts.
 
     At another temperature the acceptance differs; a pair made for temperature 1 nearly always
-    agrees at 0. `packed` as in `specnb.models.loading.load_pair`. The models are made on `device`
+    agrees at 0. `packed` as in `specnb.loading.load_pair`. The models are made on `device`
     in `dtype`; this also needs, temporarily, float32 copies of the largest matrices and 16 KiB for
     each token of `vocab`.
 

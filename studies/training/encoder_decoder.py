@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, T5Config, T5ForConditionalGeneration
 
-from specnb.models.loading import TRAINED_PAIR
+from specnb.loading import TRAINED_PAIR
 from studies import corpus
 from studies.corpus import DATA
 from studies.training import training

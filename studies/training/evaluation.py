@@ -18,10 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Hooks, generate
 from specnb.distributions import Sampling
-from specnb.measure.statistics import Estimate, ratio_of_sums
-from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.sampler import Hooks, generate
+from specnb.statistics import Estimate, ratio_of_sums
 from studies import corpus
 from studies.files import write
 from studies.study import columns
@@ -100,7 +100,7 @@ def bits_per_byte(pair: Pair, model: PreTrainedModel, sequences: Tensor, numbers
 
 
 if __name__ == "__main__":
-    pair = load_pair(packed=False)
+    pair = load_pair()
     passages = held_out_windows(pair, CONTEXT + 1, per_file=4)
     table = {name: bits_per_byte(pair, getattr(pair, name), *passages).value for name in ("target", "draft")}
     lines = pd.Series(table, name="bits_per_byte").rename_axis("name").to_csv(float_format="%.4f")

@@ -32,13 +32,12 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Hooks, generate
-from specnb.decoding.request import Request
-from specnb.decoding.step import IDLE, Batch
 from specnb.distributions import Sampling
-from specnb.drafting.heads import AttentionHead, save_head
-from specnb.measure.statistics import ratio_of_sums
+from specnb.heads import AttentionHead, save_head
 from specnb.rules import Outcome
+from specnb.sampler import Hooks, Request, generate
+from specnb.statistics import ratio_of_sums
+from specnb.step import IDLE, Batch
 from studies import corpus, study
 from studies.files import ROOT
 from studies.real.workloads import KINDS, as_chat, head_drafter, model_and_tokenizer, prompts_of

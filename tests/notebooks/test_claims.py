@@ -15,7 +15,7 @@ import torch
 from notebooks.support import rules as rules_of
 from notebooks.support.claims import Notebook, Verdict, notebook
 from notebooks.support.findings import ELSEWHERE, all_claims, as_number
-from specnb.measure.statistics import Estimate
+from specnb.statistics import Estimate
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 import specnb
 from specnb import PromptLookupDrafter, demo
 from specnb.drafting import choice
-from specnb.models.support import vocabulary
+from specnb.support import vocabulary
 from specnb_cli import main
 
 # What the tiny model continues with, or not.

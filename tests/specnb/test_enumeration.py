@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specnb import enumeration
 from specnb.distributions import normalise, sample
-from specnb.drafting.base import ChainDrafter, Context, Proposal
+from specnb.drafters import ChainDrafter, Context, Proposal
 from specnb.enumeration import (
     completed,
     count_distribution,

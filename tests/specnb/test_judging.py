@@ -12,10 +12,10 @@ from distributions_for_tests import PAIRS, distribution_pair
 from torch import Tensor
 
 from specnb.distributions import overlap
-from specnb.drafting.base import ChainDrafter, Context, Proposal
-from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
+from specnb.drafters import ChainDrafter, Context, Proposal
 from specnb.enumeration import completed, expected_accepted, joint_distribution, step_distribution
-from specnb.judging import EXACT, judge_drafter, judge_rule, optimal_accepted, random_pairs, worst_prefix
+from specnb.exactness import EXACT, judge_drafter, judge_rule, optimal_accepted, random_pairs, worst_prefix
+from specnb.ngram import PromptLookupDrafter, UniformDrafter
 from specnb.rules import (
     Outcome,
     Rule,

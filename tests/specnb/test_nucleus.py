@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specnb import nucleus as module
 from specnb.distributions import Sampling, normalise, standardise
-from specnb.models.compilation import Compiled
+from specnb.fast import Compiled
 from specnb.nucleus import UNITS, by_sorting, nucleus
 
 DTYPES = [torch.float32, torch.float64]

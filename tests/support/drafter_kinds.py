@@ -13,11 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.distributions import sample
-from specnb.drafting.base import ChainDrafter, Context, Drafter, Proposal
-from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.heads import AttentionDrafter, AttentionHead
-from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
-from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
+from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
+from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter
+from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.trees import distinct_children, independent_children
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.early_exit import early_exit

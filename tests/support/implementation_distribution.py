@@ -1,6 +1,6 @@
 """The distribution of the real loop, measured by sampling.
 
-Many rows of several prompts go through `specnb.decoding.generate.generate` on tiny transformers,
+Many rows of several prompts go through `specnb.sampler.generate` on tiny transformers,
 with cache, batch and several steps. How often each completion came out is compared with its
 enumerated probability, which comes from forward passes of the target without any cache, in float64.
 """
@@ -16,19 +16,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy import stats
+from specnb.decoding import generate as loop
 from tiny import ARCHITECTURES, distributions_after, near_copy, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding import generate as loop
-from specnb.decoding.generate import Generation, generate
-from specnb.decoding.record import StepRecord
 from specnb.distributions import Sampling, overlap
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.model import ModelDrafter
-from specnb.drafting.ngram import NgramDrafter, NgramModel
+from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.enumeration import joint_distribution
-from specnb.measure.statistics import Fit, detectable_total_variation, goodness_of_fit, merged_cells
+from specnb.ngram import NgramDrafter, NgramModel
+from specnb.record import StepRecord
+from specnb.sampler import Generation, generate
+from specnb.statistics import Fit, detectable_total_variation, goodness_of_fit, merged_cells
 
 VOCAB = 4
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))  # rows of different lengths stand side by side

@@ -16,11 +16,8 @@ from tiny import llama, near_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Hooks, generate
-from specnb.decoding.step import Batch
 from specnb.distributions import Conditional
-from specnb.drafting.base import Drafter
-from specnb.drafting.model import ModelDrafter, TreeDrafter
+from specnb.drafters import Drafter, ModelDrafter, TreeDrafter
 from specnb.enumeration import (
     Emissions,
     completed,
@@ -30,6 +27,8 @@ from specnb.enumeration import (
     step_distribution,
 )
 from specnb.rules import Outcome, Plan, Planner, Rule
+from specnb.sampler import Hooks, generate
+from specnb.step import Batch
 from specnb.trees import Scheme, distinct_children, independent_children, node_depths
 
 

@@ -16,8 +16,8 @@ from unittest.mock import patch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from specnb.decoding.step import Batch
-from specnb.models.cache import RaggedCache
+from specnb.cache import RaggedCache
+from specnb.step import Batch
 from studies.batching.operations import Operation, OperationRecorder
 
 WAITS = {"nonzero", "masked_select", "_unique2"}

@@ -31,7 +31,7 @@ from transformers import (
 )
 
 from specnb.distributions import Conditional, Sampling, standardise
-from specnb.models.loading import Pair
+from specnb.loading import Pair
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 LIMIT = 16  # positions of every tiny model

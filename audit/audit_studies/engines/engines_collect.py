@@ -26,8 +26,8 @@ from pathlib import Path
 
 from audit_studies.engines.adapters.__main__ import adapter
 from audit_studies.engines.engines import NEW_TOKENS, Row, digest, rows
-from specnb.measure.timing import machine
-from specnb.models.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.statistics import machine
 from specnb_audit.cli.settings import Settings
 from specnb_audit.cli.tokens_out import read_prompts
 from studies import corpus
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("python", nargs="?", default="", help="the Python of the engine's environment")
     asked = parser.parse_args(arguments)
     if asked.what == "prompts":
-        write(PROMPTS, "".join(json.dumps(prompt) + "\n" for prompt in prompts(load_pair(packed=False))))
+        write(PROMPTS, "".join(json.dumps(prompt) + "\n" for prompt in prompts(load_pair())))
     else:
         print(collect(rows()[asked.what], asked.python))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import Sampling, standardise
-from specnb.models.loading import Pair
+from specnb.loading import Pair
 
 
 def step(p: Tensor, q: Tensor, drafts: Sequence[int], first: bool, generator: torch.Generator) -> list[int]:

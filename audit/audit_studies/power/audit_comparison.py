@@ -37,7 +37,7 @@ from audit_studies.power.compared_samples import (
 )
 from audit_studies.power.random_pair import random_pair
 from specnb.distributions import Sampling, sample, standardise
-from specnb.models.loading import Pair
+from specnb.loading import Pair
 from specnb.rules import Outcome
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import Row

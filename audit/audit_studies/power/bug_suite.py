@@ -16,8 +16,8 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from specnb.decoding.generate import Hooks
-from specnb.models.loading import Pair, load_pair
+from specnb.loading import Pair, load_pair
+from specnb.sampler import Hooks
 from specnb_audit.auditor import Auditor
 from specnb_audit.bugs.bug import Bug
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS, generate
@@ -119,7 +119,7 @@ def audited(bug: Bug, pair: Pair, seeds: Sequence[int], chunks: int = len(CHUNKS
 
 def measure(item: str, seeds: int, chunks: int) -> pd.DataFrame:
     """All audits of the bug `item`, one line each."""
-    pair = load_pair(packed=False)
+    pair = load_pair()
     rows: list[Audited] = []
     for first in range(0, seeds, GROUP):
         rows += audited(BUG_SUITE[item], pair, range(first, min(first + GROUP, seeds)), chunks)

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from audit_studies.power.engine_checks import at_temperature_0
 from audit_studies.power.random_pair import VOCAB
-from specnb.decoding.generate import Hooks
-from specnb.decoding.generate import generate as plain_generate
 from specnb.distributions import Sampling, overlap
-from specnb.models.loading import Pair
+from specnb.loading import Pair
+from specnb.sampler import Hooks
+from specnb.sampler import generate as plain_generate
 from specnb_audit.bets import Row
 from specnb_audit.bugs.bug import Bug
 from specnb_audit.known_bugs import EXACT, generate

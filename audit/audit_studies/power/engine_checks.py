@@ -17,10 +17,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from specnb.decoding.generate import generate
 from specnb.distributions import Sampling, normalise, sample
-from specnb.models.loading import Pair, load_pair
+from specnb.loading import Pair, load_pair
 from specnb.rules import token_verification
+from specnb.sampler import generate
 from specnb_audit.bugs.bug import UNFILTERED, Bug
 from specnb_audit.bugs.step import argmax_distribution, unchanged
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS
@@ -161,7 +161,7 @@ def _within_ten_sigma(tokens: Tensor, probs: Tensor) -> bool:
 def measure(item: str, repeats: bool) -> pd.DataFrame:
     """How often the bug `item` passes each check, out of how many repetitions (one, without
     `repeats`)."""
-    bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair(packed=False)
+    bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair()
     rows = []
     for at, (name, (check, number)) in enumerate(CHECKS.items() if exercised(bug) else ()):
         runs = number if repeats else 1

@@ -23,10 +23,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from audit_studies.engines import engines
-from specnb.decoding.generate import generate
 from specnb.distributions import Sampling, sample
-from specnb.models.loading import Pair, load_pair
+from specnb.loading import Pair, load_pair
 from specnb.rules import token_verification
+from specnb.sampler import generate
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import Row
 from specnb_audit.claimed import claimed_probs
@@ -155,7 +155,7 @@ def measure(item: str, audits: int, tokens: int) -> pd.DataFrame:
         starts = range(0, row.completions, size)[:audits]
         reports = ((number, engines.audited(row, slice(at, at + size))) for number, at in enumerate(starts))
         return outcomes(reports).assign(setting=CONTROLS)
-    engine = exact_engine(load_pair(packed=False), MIXED[item], tokens)
+    engine = exact_engine(load_pair(), MIXED[item], tokens)
     return run_audits(engine, range(audits)).assign(setting=item)
 
 

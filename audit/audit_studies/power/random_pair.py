@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specnb.models.loading import Pair, in_double
+from specnb.loading import Pair, in_double
 
 VOCAB, WIDTH, LAYERS, POSITIONS = 64, 32, 1, 128
 # Of the weights, times 1/sqrt(width): attention is neither uniform nor all on one token.

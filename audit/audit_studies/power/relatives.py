@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from specnb.measure.statistics import merged_cells
+from specnb.statistics import merged_cells
 
 Array = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -8,10 +8,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from specnb.decoding.step import Batch
+from specnb.cache import CachedModel
 from specnb.distributions import Sampling
-from specnb.models.cached_model import CachedModel
 from specnb.rules import Rule, token_verification
+from specnb.step import Batch
 
 Kind = Literal["step", "loop", "layout", "beam", "tree"]
 Change = Callable[[Tensor], Tensor]

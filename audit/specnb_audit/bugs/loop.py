@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.step import IDLE, Batch, State
+from specnb.cache import CachedModel
 from specnb.distributions import Uniforms
-from specnb.drafting.base import Proposal
-from specnb.models.cached_model import CachedModel
+from specnb.drafters import Proposal
 from specnb.rules import Outcome, token_verification
+from specnb.step import IDLE, Batch, State
 from specnb_audit.bugs.bug import Bug
 
 # The end of a sequence, and acceptance.

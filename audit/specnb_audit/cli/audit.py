@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from specnb.distributions import Sampling
-from specnb.models.loading import load_model
+from specnb.loading import load_model
 from specnb_audit import Engine
 from specnb_audit.alternatives import LEARNED
 from specnb_audit.claimed import claimed_sampling
@@ -162,7 +162,7 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
     try:
-        return load_model(name, options.device, getattr(torch, options.dtype), packed=False)
+        return load_model(name, options.device, getattr(torch, options.dtype))
     except Exception as error:
         raise ValueError(f"cannot load the model {name}: {one_line(error)}") from error
     finally:

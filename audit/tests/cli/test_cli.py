@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from tiny import llama
 
-from specnb.models.loading import load_model
+from specnb.loading import load_model
 from specnb_audit.cli import INTERRUPTED, TERMINATED, main
 from specnb_audit.cli import audit as cli_audit
 from specnb_audit.run import audit_completions

@@ -16,7 +16,7 @@ from audit_studies.engines import engines
 from audit_studies.power import audit_comparison, bug_suite, engine_checks
 from audit_studies.power.compared_samples import LENGTH, greedy_mismatch
 from audit_studies.power.random_pair import random_pair
-from specnb.models.loading import load_pair
+from specnb.loading import load_pair
 from studies.files import read_table
 from studies.study import find
 
@@ -52,7 +52,7 @@ def test_engine_checks() -> None:
 def test_bug_suite() -> None:
     """The first group of audits of a bug that the first tokens show."""
     name = "after-the-end"
-    made = bug_suite.audited(bug_suite.BUG_SUITE[name], load_pair(packed=False), range(bug_suite.GROUP))
+    made = bug_suite.audited(bug_suite.BUG_SUITE[name], load_pair(), range(bug_suite.GROUP))
     rows = committed("bug_suite", bug=name)
     assert [one.kind for one in made] == rows.kind[: len(made)].tolist()
     assert [one.found_after for one in made] == pytest.approx(rows.found_after[: len(made)].tolist(), abs=2)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specnb.measure.statistics import Estimate
+from specnb.statistics import Estimate
 from specnb_audit.numerics import Numerics
 from specnb_audit.report import Report
 

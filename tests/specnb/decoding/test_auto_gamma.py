@@ -13,17 +13,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from specnb.decoding.auto_gamma import LARGEST, SAMPLED, Auto, AutoGamma, assumed_costs, varies
 from tiny import llama, near_copy, next_distributions
 
 from specnb import ModelDrafter, PromptLookupDrafter, Sampling, generate
-from specnb.decoding.auto_gamma import LARGEST, SAMPLED, Auto, AutoGamma, assumed_costs, varies
-from specnb.decoding.generate import Hooks
-from specnb.decoding.step import Batch
-from specnb.drafting.base import Drafter
-from specnb.drafting.model import MixtureDrafter, TreeDrafter
+from specnb.cache import CachedModel
+from specnb.drafters import Drafter, MixtureDrafter, TreeDrafter
 from specnb.enumeration import joint_distribution
-from specnb.measure.statistics import goodness_of_fit
-from specnb.models.cached_model import CachedModel
+from specnb.sampler import Hooks
+from specnb.statistics import goodness_of_fit
+from specnb.step import Batch
 
 VOCAB = 4
 LEVEL = 1e-7

@@ -25,6 +25,9 @@ import torch
 from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
 from real_cuda import RealCuda
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
+from specnb.decoding import generate as loop
+from specnb.decoding import step
+from specnb.decoding.auto_gamma import FIXED, Auto
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
@@ -33,23 +36,17 @@ from transformers import (
 
 import specnb
 from specnb import rules
+from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
-from specnb.decoding import generate as loop
-from specnb.decoding import step
-from specnb.decoding.auto_gamma import FIXED, Auto
-from specnb.decoding.generate import Generation, Hooks, forget_compiled, generate
-from specnb.decoding.scheduler import STARTED, ProgressReader
-from specnb.decoding.step import Batch
+from specnb.cost import measure_costs
 from specnb.distributions import Sampling
-from specnb.drafting.base import Context
-from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
-from specnb.measure.acceptance import measure_acceptance
-from specnb.measure.cost import measure_costs
-from specnb.measure.statistics import BOUNDS
-from specnb.measure.timing import machine
+from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
+from specnb.fast import Captured
 from specnb.models import probe
-from specnb.models.compilation import Captured
+from specnb.ngram import PromptLookupDrafter
+from specnb.sampler import STARTED, Generation, Hooks, ProgressReader, forget_compiled, generate
+from specnb.statistics import BOUNDS, machine
+from specnb.step import Batch
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
 COMMON: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2, "progress": False}

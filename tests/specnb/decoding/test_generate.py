@@ -17,20 +17,19 @@ from drafter_kinds import DEEP, DEPTH_2, TREES, TableDrafter, TableTreeDrafter, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
+from specnb.decoding import generate as loop
 from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding import generate as loop
-from specnb.decoding.generate import COMPILED_SETTINGS, Hooks, forget_compiled, generate
-from specnb.decoding.record import PARTS
-from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
-from specnb.drafting.base import Context
-from specnb.drafting.model import TreeDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
-from specnb.models.compilation import Captured, Compiled
+from specnb.drafters import Context, TreeDrafter
+from specnb.fast import Captured, Compiled
+from specnb.ngram import PromptLookupDrafter
+from specnb.record import PARTS
 from specnb.rules import recursive_rejection
+from specnb.sampler import COMPILED_SETTINGS, Hooks, forget_compiled, generate
+from specnb.step import Batch
 from specnb.trees import top_children
 
 GREEDY = Sampling(temperature=0)
@@ -211,7 +210,7 @@ def test_many_calls_leave_no_tensor_behind() -> None:
 def test_each_part_of_each_step_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that goes on by a second whenever it is read."""
     readings = iter(range(1000))
-    monkeypatch.setattr("specnb.decoding.record.now", lambda _: float(next(readings)))
+    monkeypatch.setattr("specnb.record.now", lambda _: float(next(readings)))
     asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": 6, "batch_size": 3, "progress": False}
     made = generate(TARGET, MORE, DRAFT, **asked, hooks=Hooks(timed=True))
     assert list(made.record.seconds) == list(PARTS)
@@ -290,7 +289,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         def __call__(self, *tensors: Tensor) -> Any:
             return self.function(*tensors)
 
-    for module in ("specnb.decoding.generate", "specnb.drafting.model"):
+    for module in ("specnb.sampler", "specnb.drafters"):
         monkeypatch.setattr(f"{module}.Compiled", Named)
     forget_compiled()
     yield names

@@ -13,10 +13,10 @@ import torch
 from tiny import llama, without_tokenizer
 from transformers import BatchEncoding
 
+from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
-from specnb.decoding.generate import Hooks, generate
-from specnb.measure.acceptance import measure_acceptance
-from specnb.measure.recommend import recommend_gamma
+from specnb.sampler import Hooks, generate
+from specnb.speedup import recommend_gamma
 
 PADDED, MASK = [[0, 0, 2], [3, 1, 2]], [[0, 1, 1], [1, 1, 1]]
 LEFT, RIGHT = torch.tensor([[0, 1], [2, 3]]), np.array([[2, 3], [1, 0]])

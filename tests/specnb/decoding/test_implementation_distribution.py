@@ -42,11 +42,10 @@ from transformers import (
 )
 from unsupported_models import SIZES
 
-from specnb.decoding.generate import Hooks, generate
+from specnb.cache import CachedModel
 from specnb.distributions import total_variation
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.model import TreeDrafter
-from specnb.models.cached_model import CachedModel
+from specnb.drafters import Context, Drafter, Proposal, TreeDrafter
+from specnb.sampler import Hooks, generate
 from specnb.trees import TokenTree
 
 
@@ -194,6 +193,6 @@ def test_layers_with_a_window_see_its_tokens(model: str, make: Callable[[], Draf
     # Eager attention has a float32 softmax.
     assert kept_error(target, make() if make else None) < 1e-5
     with pytest.MonkeyPatch.context() as everything_visible:
-        everything_visible.setattr("specnb.models.cached_model.sliding_window", lambda config: 99)
+        everything_visible.setattr("specnb.cache.sliding_window", lambda config: 99)
         with pytest.raises(TypeError, match=r"wrong distributions: in the loop's cache, over a chain"):
             kept_error(copy.deepcopy(target), None)

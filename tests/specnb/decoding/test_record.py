@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.decoding.record import CompletedRow, StepRecord, merge_rows, now
+from specnb.record import CompletedRow, StepRecord, merge_rows, now
 
 # Two rows, three steps, two draft tokens a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its
 # first step (3 could have been emitted, 2 were) and has ended. Token 0 is one; -1 is none.

@@ -11,19 +11,16 @@ import pytest
 import torch
 from drafter_kinds import TWO_DRAFTS, TableDrafter, TableTreeDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
+from specnb.decoding import request as checks
 from tiny import LIMIT, gpt2, llama
 from torch import Tensor
 from unsupported_models import convolving, refusing, without_positions
 
-from specnb.decoding import request as checks
-from specnb.decoding.generate import Hooks, generate
-from specnb.decoding.request import LARGEST_SPARE_GAMMA, Request, slots_for
-from specnb.decoding.scheduler import Scheduler
-from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
-from specnb.drafting.base import Context
-from specnb.drafting.model import ModelDrafter, TreeDrafter
+from specnb.drafters import Context, ModelDrafter, TreeDrafter
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
+from specnb.sampler import LARGEST_SPARE_GAMMA, Hooks, Request, Scheduler, generate, slots_for
+from specnb.step import Batch
 from specnb.trees import distinct_children, independent_children
 
 TARGET, DRAFT = refusing(llama()), refusing(llama(seed=2))

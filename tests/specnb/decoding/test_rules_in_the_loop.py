@@ -13,9 +13,8 @@ from implementation_distribution import FALSE_ALARMS, PROMPTS
 from rule_checks import Loop, require_a_static_step, require_the_joint_distribution
 from tiny import llama, near_copy
 
-from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
-from specnb.drafting.model import TreeDrafter
+from specnb.drafters import TreeDrafter
 from specnb.rules import (
     Rule,
     block_verification,
@@ -24,6 +23,7 @@ from specnb.rules import (
     recursive_rejection,
     traversal_verification,
 )
+from specnb.sampler import generate
 from specnb.trees import independent_children, top_children
 
 TREE = (-1, -1, 0, 0, 1)

@@ -22,12 +22,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Hooks, generate
-from specnb.decoding.request import Request
-from specnb.decoding.step import Batch, State
 from specnb.distributions import Sampling, one_hot
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.model import ModelDrafter
+from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.enumeration import step_distribution
 from specnb.rules import (
     Outcome,
@@ -39,6 +35,8 @@ from specnb.rules import (
     rejection_sampling,
     token_verification,
 )
+from specnb.sampler import Hooks, Request, generate
+from specnb.step import Batch, State
 
 # A device of which torch knows nothing but that it is another one.
 _setup_privateuseone_for_python_backend("elsewhere")

@@ -14,17 +14,16 @@ from distributions_for_tests import distribution_pair
 from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, TableDrafter, chain, gamma_of, table
 from implementation_distribution import FALSE_ALARMS, PROMPTS, acceptance_p_value, completions_p_value, eager, refilled
 from numpy.typing import NDArray
+from specnb.decoding import step
+from specnb.decoding.auto_gamma import Auto, AutoGamma, varies
 from tiny import ARCHITECTURES, LIMIT, llama
 from torch import Tensor
 
-from specnb.decoding import step
-from specnb.decoding.auto_gamma import Auto, AutoGamma, varies
-from specnb.decoding.generate import generate
 from specnb.distributions import sample
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.model import MixtureDrafter
+from specnb.drafters import Context, Drafter, MixtureDrafter, Proposal
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 from specnb.rules import Outcome
+from specnb.sampler import generate
 
 ALL = CHAINS | HIERARCHICAL | TREES
 IN_THE_LOOP = [*HIERARCHICAL, *TREES, "bandit, stopped", "copy and an attention head", "copy, otherwise another model"]

@@ -12,10 +12,9 @@ from tiny import llama
 from torch import Tensor
 from unsupported_models import convolving
 
-from specnb.decoding.generate import generate
-from specnb.drafting.base import Context, Drafter
-from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
-from specnb.drafting.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
+from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, TreeDrafter
+from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
+from specnb.sampler import generate
 
 FOUR = UniformDrafter(VOCAB)
 

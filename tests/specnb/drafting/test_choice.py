@@ -12,8 +12,7 @@ from tiny import llama
 
 from specnb import PromptLookupDrafter, Sampling, generate
 from specnb.drafting import choice, heads
-from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.heads import AttentionDrafter, save_head
+from specnb.heads import AttentionDrafter, FallbackDrafter, save_head
 
 PROMPTS = ([0, 1, 0, 1], [2, 3])
 COMMON: dict[str, Any] = {"max_new_tokens": 12, "progress": False, "seed": 1}

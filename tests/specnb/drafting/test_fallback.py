@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specnb.drafting.base import Context, Proposal
-from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
+from specnb.drafters import Context, Proposal
+from specnb.heads import FallbackDrafter
+from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from drafter_kinds import VOCAB, WIDTH, attending, attending_some, near_model, random_context, some_uniforms
 
-from specnb.drafting.heads import AttentionDrafter, AttentionHead
+from specnb.heads import AttentionDrafter, AttentionHead
 
 HIDDEN = 16
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specnb.distributions import Sampling, standardise_probs
-from specnb.drafting.base import Context
-from specnb.drafting.ngram import (
+from specnb.drafters import Context
+from specnb.ngram import (
     DISCOUNT,
     PER_MATCH,
     NgramDrafter,

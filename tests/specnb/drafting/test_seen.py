@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specnb.drafting.seen import LEAST, SeenTokens
+from studies.drafters.seen import LEAST, SeenTokens
 
 Row = tuple[list[int], int]  # tokens, and how many of them count
 SLOTS = 6

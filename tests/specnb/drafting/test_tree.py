@@ -9,12 +9,11 @@ from distributions_for_tests import distribution_pair
 from tiny import llama, near_copy, next_distributions
 from torch import Tensor
 
-from specnb.decoding.generate import generate
 from specnb.distributions import Sampling
-from specnb.drafting.base import Context, Proposal
-from specnb.drafting.model import TreeDrafter
+from specnb.drafters import Context, Proposal, TreeDrafter
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification, traversal_verification
+from specnb.sampler import generate
 from specnb.trees import SCHEMES, Scheme, distinct_children, independent_children, top_children
 
 SHAPES = [(-1, -1), (-1, 0, 1), (-1, -1, 0, 0, 1), (-1, 0, -1, 1, 2, 1)]

@@ -15,16 +15,15 @@ from tiny import gpt2, llama, without_tokenizer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
-from specnb.decoding.generate import generate
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.drafting.base import Context, Drafter, Proposal
-from specnb.drafting.model import MixtureDrafter, ModelDrafter, TreeDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
+from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
-from specnb.measure.acceptance import measure_acceptance
-from specnb.measure.recommend import recommend_gamma
+from specnb.ngram import PromptLookupDrafter
 from specnb.rules import recursive_rejection, token_verification
+from specnb.sampler import generate
+from specnb.speedup import recommend_gamma
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
 
@@ -181,7 +180,7 @@ def test_a_map_that_renumbers_a_copy_of_the_target_has_all_its_drafts_accepted()
 @pytest.mark.parametrize("own", [3, 6])
 def test_a_compiled_draft_proposes_the_same(own: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr("specnb.models.compilation.require_compiler", lambda: None)
+    monkeypatch.setattr("specnb.fast.require_compiler", lambda: None)
     context = Context(torch.tensor([[3, 1, 2, 0, 0, 0]]), torch.tensor([3]))
     proposals = []
     for compiled in (False, True):

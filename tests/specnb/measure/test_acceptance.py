@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import generate
+from specnb.acceptance import distributions_along, measure_acceptance
 from specnb.distributions import Sampling, overlap, standardise_probs
-from specnb.drafting.ngram import NgramModel
-from specnb.measure.acceptance import distributions_along, measure_acceptance
+from specnb.ngram import NgramModel
+from specnb.sampler import generate
 
 VOCAB, NEW = 5, 6
 PROMPTS = [[0, 1, 2], [3], [4, 4, 0, 1, 2], [2, 2]]

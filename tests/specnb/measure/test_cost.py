@@ -9,8 +9,8 @@ import pytest
 from tiny import roomy_pair
 
 from specnb import theory
-from specnb.measure.cost import DRAFT_PASSES, WARM_UP, Costs, measure_costs
-from specnb.models.loading import Pair
+from specnb.cost import DRAFT_PASSES, WARM_UP, Costs, measure_costs
+from specnb.loading import Pair
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from tiny import roomy_pair
 
+from specnb.acceptance import Acceptance
+from specnb.cost import Costs
 from specnb.measure import recommend
-from specnb.measure.acceptance import Acceptance
-from specnb.measure.cost import Costs
-from specnb.measure.recommend import predicted_speedup, recommend_gamma
-from specnb.measure.statistics import Estimate
+from specnb.speedup import predicted_speedup, recommend_gamma
+from specnb.statistics import Estimate
 from specnb.theory import walltime_improvement
 
 

@@ -9,8 +9,8 @@ import pytest
 from tiny import llama, near_copy, without_tokenizer
 
 from specnb import PromptLookupDrafter, Sampling, generate, measure_speedup
+from specnb.cost import Costs
 from specnb.measure import speedup
-from specnb.measure.cost import Costs
 
 PROMPTS = [[1, 2], [3], [2, 2, 1], [0]]
 TARGET = llama(5)

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from specnb.measure import statistics
-from specnb.measure.statistics import (
+from specnb.statistics import (
     Estimate,
     below,
     detectable_total_variation,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from specnb.measure.timing import Job, run_round, time_round
+from specnb.statistics import Job, run_round, time_round
 
 
 class Ticks:

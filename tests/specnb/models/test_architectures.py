@@ -10,7 +10,7 @@ from architectures import KINDS, tiny_model
 from transformers import PreTrainedModel
 
 from specnb import generate, standardise
-from specnb.decoding.generate import Hooks
+from specnb.sampler import Hooks
 
 PROMPTS = [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
 EXACT = (

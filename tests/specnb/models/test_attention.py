@@ -9,8 +9,8 @@ from tiny import llama
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specnb.models.attention import NAME, grouped, grouped_attention
-from specnb.models.cached_model import CachedModel
+from specnb.cache import CachedModel
+from specnb.fast import NAME, grouped, grouped_attention
 
 
 @pytest.mark.parametrize("n", [1, 5])

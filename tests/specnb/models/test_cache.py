@@ -8,8 +8,7 @@ import torch
 from tiny import ARCHITECTURES, ROUNDING, llama
 from transformers import PreTrainedModel
 
-from specnb.models.cache import cache_argument
-from specnb.models.cached_model import CachedModel
+from specnb.cache import CachedModel, cache_argument
 
 TOKENS = torch.tensor([[0, 3, 1, 2, 0, 1, 1, 3], [2, 2, 0, 1, 3, 3, 0, 1]])
 LENGTH = TOKENS.shape[1]

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from specnb.fast import Compiled
 from specnb.models import compilation
-from specnb.models.compilation import Compiled
 
 
 def test_a_compiled_function_is_compiled_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,13 @@ from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from unsupported_models import SIZES, convolving, encoder_decoder, without_positions
 
-from specnb.decoding.generate import generate
+from specnb.cache import CachedModel
 from specnb.distributions import Sampling
+from specnb.loading import TRAINED_PAIR, load_model, load_pair
 from specnb.models import loading
-from specnb.models.cached_model import CachedModel
 from specnb.models.checkpoints import CHECKSUMS, require_checksums, write_checksums
-from specnb.models.loading import TRAINED_PAIR, load_model, load_pair
-from specnb.models.support import context_limit, require_supported
+from specnb.sampler import generate
+from specnb.support import context_limit, require_supported
 
 WORDS = ("begin", "one", "two", "three")
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tiny import qwen2
 from torch import Tensor, nn
 
+from specnb.fast import PACKED, ROWS, PackedLinear, fastest, least_seconds, pack
 from specnb.models import packing
-from specnb.models.packing import PACKED, ROWS, PackedLinear, fastest, least_seconds, pack
 
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
 PRODUCTS = range(PACKED + 1)

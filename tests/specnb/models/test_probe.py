@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from specnb import beam_search, check_model, generate
-from specnb.models.probe import difference_from_itself, require_agreement, rounding
+from specnb.check import difference_from_itself, require_agreement, rounding
 
 VOCAB = 24
 SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
@@ -136,7 +136,7 @@ def test_rounding_in_16_bits_hides_nothing(
     model = make().bfloat16()
     with pytest.raises(TypeError, match=r"would be decoded from wrong distributions.*rounding gives 1e-04 at most"):
         require_agreement(model, 64)
-    monkeypatch.setattr("specnb.models.probe._copy_fits", lambda model: False)
+    monkeypatch.setattr("specnb.check._copy_fits", lambda model: False)
     assert difference_from_itself(model, 64).allowed == rounding(torch.bfloat16)
 
 
@@ -171,7 +171,7 @@ def test_the_probe_reaches_across_a_window(window: int) -> None:
     assert difference_from_itself(model, 60).found < rounding(torch.float64)
     assert model.config.sliding_window == window
     with pytest.MonkeyPatch.context() as everything_visible:
-        everything_visible.setattr("specnb.models.cached_model.sliding_window", lambda config: 0)
+        everything_visible.setattr("specnb.cache.sliding_window", lambda config: 0)
         assert difference_from_itself(model, 60).found > 0.05
 
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from specnb.decoding import generate as loop
 from tiny import LIMIT, gpt2, llama, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 
-from specnb.decoding import generate as loop
-from specnb.decoding.generate import generate as plain_generate
 from specnb.distributions import Sampling
 from specnb.rules import exact_match
+from specnb.sampler import generate as plain_generate
 from studies.batching import batch_layouts
 from studies.batching.batch_layouts import LAYOUTS, generate, mask_needed, slots_needed, steps_of
 from studies.batching.layout_bugs import LAYOUT_BUGS, max_logit_difference

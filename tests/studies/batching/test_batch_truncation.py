@@ -8,10 +8,10 @@ from tiny import distributions_after, gpt2, llama, near_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import generate
 from specnb.distributions import Conditional
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import Outcome, token_verification
+from specnb.sampler import generate
 from studies.batching import batch_truncation
 from studies.batching.batch_truncation import (
     Truncation,

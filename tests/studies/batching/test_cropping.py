@@ -15,7 +15,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from specnb.models.cache import RaggedCache
+from specnb.cache import RaggedCache
 from studies.batching.cropping import crop
 
 TOKENS = torch.tensor([[0, 3, 1, 2, 0, 1, 1, 3], [2, 2, 0, 1, 3, 3, 0, 1]])

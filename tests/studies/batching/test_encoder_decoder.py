@@ -31,12 +31,12 @@ from transformers import (
 from unsupported_models import refusing
 
 from specnb.beam import beam_search
-from specnb.decoding.generate import Generation, Hooks, generate
 from specnb.distributions import Sampling
-from specnb.drafting.model import ModelDrafter
-from specnb.drafting.ngram import PromptLookupDrafter
+from specnb.drafters import ModelDrafter
 from specnb.enumeration import joint_distribution
-from specnb.measure.statistics import goodness_of_fit
+from specnb.ngram import PromptLookupDrafter
+from specnb.sampler import Generation, Hooks, generate
+from specnb.statistics import goodness_of_fit
 from studies.batching import encoder_decoder
 from studies.batching.encoder_decoder import ENCODER_DECODER, EncoderDecoderDrafter
 

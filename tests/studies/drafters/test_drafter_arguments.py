@@ -12,12 +12,11 @@ import torch
 from drafter_kinds import VOCAB, WIDTH, TableDrafter, attending, near, near_model, recurrent, table
 from tiny import llama
 
-from specnb.decoding.generate import generate
-from specnb.drafting.base import Context, Drafter
-from specnb.drafting.fallback import FallbackDrafter
-from specnb.drafting.model import MixtureDrafter
-from specnb.drafting.ngram import UniformDrafter
+from specnb.drafters import Context, Drafter, MixtureDrafter
+from specnb.heads import FallbackDrafter
+from specnb.ngram import UniformDrafter
 from specnb.rules import Outcome
+from specnb.sampler import generate
 from studies.drafters.bandit import BanditDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeads, RecurrentHead
 from studies.drafters.length import LowConfidence, StoppingDrafter

@@ -20,10 +20,9 @@ from drafter_kinds import (
 )
 
 from specnb.distributions import Sampling, standardise
-from specnb.drafting.base import ChainDrafter
-from specnb.drafting.heads import AttentionHead, HeadDrafter, load_head, save_head
-from specnb.drafting.model import MixtureDrafter
-from specnb.drafting.ngram import UniformDrafter
+from specnb.drafters import ChainDrafter, MixtureDrafter
+from specnb.heads import AttentionHead, HeadDrafter, load_head, save_head
+from specnb.ngram import UniformDrafter
 from studies.drafters.heads import FeatureDrafter, Head, ParallelHeads, RecurrentHead
 
 HIDDEN = 16

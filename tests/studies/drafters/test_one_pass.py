@@ -15,11 +15,10 @@ from tiny import ARCHITECTURES, llama, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import generate
-from specnb.decoding.request import Request
 from specnb.distributions import Sampling, Uniforms, overlap
-from specnb.drafting.base import Context, Drafter, Proposal
+from specnb.drafters import Context, Drafter, Proposal
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution, step_distribution
+from specnb.sampler import Request, generate
 from specnb.trees import chain
 from studies.drafters.head_tree import typical_verification
 from studies.drafters.lookahead import LookaheadDrafter

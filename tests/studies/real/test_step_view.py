@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specnb.decoding.record import StepRecord
+from specnb.record import StepRecord
 from studies.real.step_view import step_views
 
 

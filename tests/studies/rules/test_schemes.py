@@ -7,9 +7,9 @@ import pytest
 from distributions_for_tests import distribution_pair
 from tiny import llama
 
-from specnb.decoding.generate import generate
-from specnb.drafting.model import TreeDrafter
+from specnb.drafters import TreeDrafter
 from specnb.enumeration import completed, joint_distribution, step_distribution
+from specnb.sampler import generate
 from specnb.trees import SCHEMES, Scheme
 from studies.rules.published_rules import best_path_block, hub_children, k_sequential_tree, spechub_tree
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny import roomy_pair
 
-from specnb.decoding.record import PARTS
-from specnb.measure.cost import CostMeter
-from specnb.models.loading import Pair
+from specnb.cost import CostMeter
+from specnb.loading import Pair
+from specnb.record import PARTS
 from studies.speed.speeds import Speeds, measure_speeds
 
 

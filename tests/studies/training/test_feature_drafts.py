@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from specnb.distributions import overlap
-from specnb.drafting.base import Context
-from specnb.drafting.heads import AttentionDrafter
-from specnb.models.loading import Pair, load_pair
+from specnb.drafters import Context
+from specnb.heads import AttentionDrafter
+from specnb.loading import Pair, load_pair
 from studies import corpus
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.training import feature_drafts
@@ -39,7 +39,7 @@ DRAFTERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return load_pair(packed=False)
+    return load_pair()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import torch
 from tiny import llama
 
 from specnb.distributions import overlap
-from specnb.drafting.heads import AttentionHead
+from specnb.heads import AttentionHead
 from studies import corpus
 from studies.files import data_file
 from studies.training import real_head

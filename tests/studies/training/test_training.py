@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specnb.models.loading import TRAINED_PAIR
+from specnb.loading import TRAINED_PAIR
 from studies.training import training
 from studies.training.training import ADAM_RATE, MUON_RATE, Budget, Learner, train
 

@@ -13,7 +13,7 @@ import torch
 
 from audit_studies.engines.adapters import Models
 from audit_studies.engines.adapters.__main__ import ENGINES, adapter, main
-from specnb.models.loading import TRAINED_PAIR
+from specnb.loading import TRAINED_PAIR
 from specnb_audit.cli.settings import SPECULATIONS, Request, Settings
 from specnb_audit.setting_names import ENGINE_ORDERS
 from specnb_audit.token_file import read_tokens

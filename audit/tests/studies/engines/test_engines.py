@@ -11,7 +11,7 @@ from audit_studies.engines import engines, openvino_rule
 from audit_studies.engines.engines_collect import PROMPTS, prompts
 from audit_studies.engines.onnxruntime_rule import kept_probs
 from specnb.distributions import Sampling, standardise
-from specnb.models.loading import load_pair
+from specnb.loading import load_pair
 from specnb_audit.claimed import claimed_probs
 from specnb_audit.cli.tokens_out import read_prompts
 from specnb_audit.token_file import read_tokens
@@ -58,7 +58,7 @@ def test_the_order_of_filters_is_the_engine_s_where_it_matters() -> None:
 
 
 def test_the_prompts_are_the_committed_ones() -> None:
-    made = prompts(load_pair(packed=False), 8)
+    made = prompts(load_pair(), 8)
     assert made == read_prompts(PROMPTS)[:8]
 
 

@@ -52,7 +52,7 @@ def test_a_llama_comes_back_with_its_logits_and_is_converted_once(
     path: Path, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = torch.tensor([[1, 5, 9, 3, 3, 8]])
-    loaded = load_model(path, packed=False)
+    loaded = load_model(path)
     torch.testing.assert_close(loaded(tokens).logits, model.float()(tokens).logits)
     monkeypatch.setattr(gguf, "_convert", None)
     assert gguf.converted(path) == next((path.parent / "cache").iterdir())

@@ -20,8 +20,8 @@ from audit_studies.power.engine_checks import CHECKS, emitted, exercised, greedy
 from audit_studies.power.false_alarms import MIXED, ExactEngine, exact_engine, resampled, run_audits
 from audit_studies.power.random_pair import random_pair
 from specnb.distributions import Sampling
-from specnb.measure.statistics import goodness_of_fit
-from specnb.models.loading import Pair, load_pair
+from specnb.loading import Pair, load_pair
+from specnb.statistics import goodness_of_fit
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS
 from specnb_audit.numerics import given_numerics
 from specnb_audit.token_file import read_tokens
@@ -212,7 +212,7 @@ def test_engines_without_speculation_are_audited_in_parts() -> None:
 
 def test_the_trained_pair_in_bfloat16_is_a_nearly_exact_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(false_alarms, "LENGTH", 50)
-    engine = exact_engine(load_pair(packed=False), MIXED["top-p-bfloat16"], tokens=50)
+    engine = exact_engine(load_pair(), MIXED["top-p-bfloat16"], tokens=50)
     ((row,), (probs,)) = engine.rows, engine.probs
     assert 1e-4 < float((row.p - probs).abs().sum(-1).max()) / 2 < 0.5
     assert run_audits(engine, [0], progress=False).tokens.tolist() == [50]

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.cache import CachedModel, prefill
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import (
+from specnb.drafters import (
     ChainDrafter,
     Context,
     Proposal,
@@ -28,14 +29,12 @@ from specnb.drafting.base import (
     require_own_batch,
     require_part,
 )
-from specnb.drafting.seen import LEAST, SeenTokens
-from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.compilation import Compiled
-from specnb.models.support import require_supported
-from specnb.models.token_map import TokenMap
+from specnb.fast import Compiled
 from specnb.number_checks import require_number
 from specnb.rules import Outcome
+from specnb.support import TokenMap, require_supported
 from specnb.trees import SCHEMES, Scheme, TokenTree, distinct_children, top_children
+from studies.drafters.seen import LEAST, SeenTokens
 
 
 class ModelDrafter(ChainDrafter):
@@ -43,13 +42,13 @@ class ModelDrafter(ChainDrafter):
 
     `vocab` is the number of the target's tokens, if the model has another, and `tokens` the
     target's token of each of the model's logits, if its tokens are not numbered as the target's are
-    (`specnb.models.token_map`). EAGLE-3's d2t is an offset: its `tokens` are
+    (`specnb.support`). EAGLE-3's d2t is an offset: its `tokens` are
     `torch.arange(len(d2t)) + d2t`. `compile` compiles the forward passes and the sampling of a step
     as one function. `capturable` says that the drafter serves one batch only, so that a CUDA graph
     may hold its operations. Raises `TypeError` for a model that the loop cannot run, and for a
     `sampling` that is no `Sampling`, and what `TokenMap` raises.
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> drafter = ModelDrafter(model, Sampling(temperature=0))
     >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
@@ -162,13 +161,13 @@ class MixtureDrafter(ChainDrafter):
     that does elsewhere.
 
     With `weight` 1 the second drafter is used only where the first proposes nothing. Both are
-    evaluated at every draft token, so the cost is the sum of theirs; `specnb.drafting.fallback`
+    evaluated at every draft token, so the cost is the sum of theirs; `specnb.heads`
     avoids that.
 
     Raises `ValueError` for a weight outside [0, 1], for different vocabularies and for drafters
     that read different hidden layers, `TypeError` for drafters that are no `ChainDrafter`.
 
-    >>> from specnb.drafting.ngram import PromptLookupDrafter, UniformDrafter
+    >>> from specnb.ngram import PromptLookupDrafter, UniformDrafter
     >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2, shortest=1), UniformDrafter(2), weight=0.5)
     >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
     tensor([[0.2500, 0.7500],
@@ -237,7 +236,7 @@ class TreeDrafter(ModelDrafter):
     `ModelDrafter`. Raises what that raises, and `ValueError` for parents that do not come before
     their children.
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> drafter = TreeDrafter(model, (-1, -1, 0), Sampling())
     >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))

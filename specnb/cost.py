@@ -14,14 +14,13 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.record import now
-from specnb.decoding.request import slots_for
-from specnb.measure.statistics import Estimate, ratio_of_medians
-from specnb.measure.timing import Job, time_round
-from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.compilation import Captured, Compiled
-from specnb.models.loading import Pair
-from specnb.models.support import vocabulary
+from specnb.cache import CachedModel, prefill
+from specnb.fast import Captured, Compiled
+from specnb.loading import Pair
+from specnb.record import now
+from specnb.sampler import slots_for
+from specnb.statistics import Estimate, Job, ratio_of_medians, time_round
+from specnb.support import vocabulary
 
 Array = NDArray[np.float64]
 WARM_UP = 3  # rounds that are not counted
@@ -117,7 +116,7 @@ def measure_costs(
     rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> measure_costs(pair, context=8, largest=4, repetitions=3).target.shape
     (3, 4)
     """
@@ -138,7 +137,7 @@ class CostMeter:
     The arguments are those of `measure_costs`.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> meter = CostMeter(pair, 8, (1, 3))
     >>> for _ in range(3):
     ...     meter.round()

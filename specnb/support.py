@@ -9,7 +9,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.models.cache import why_not_croppable
+from specnb.cache import why_not_croppable
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 """In which models compute. Weights of other dtypes, such as float8, belong to quantised models."""
@@ -108,7 +108,7 @@ def context_limit(model: PreTrainedModel) -> int | None:
     no limit.
 
     >>> import torch
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from specnb.shapes import Shape, empty_model
     >>> context_limit(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
     64
     """

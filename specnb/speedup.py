@@ -16,20 +16,17 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from specnb.cost import measure_costs, mid_generation
 from specnb.decoding.auto_gamma import Auto
-from specnb.decoding.generate import Generation, generate
-from specnb.decoding.given_tokens import Tokens, named_settings, padding_tokens, token_lists
-from specnb.decoding.record import now
 from specnb.distributions import Sampling
-from specnb.drafting.base import Drafter
-from specnb.drafting.choice import Draft, as_drafter
-from specnb.measure.cost import measure_costs, mid_generation
+from specnb.drafters import Drafter
+from specnb.loading import Pair
 from specnb.measure.explain import Explanation, explained
 from specnb.measure.predict import exactly
-from specnb.measure.statistics import Estimate, bootstrap
-from specnb.measure.timing import Job, measured_on, time_round
-from specnb.models.loading import Pair
 from specnb.number_checks import require_whole
+from specnb.record import now
+from specnb.sampler import Draft, Generation, Tokens, as_drafter, generate, named_settings, padding_tokens, token_lists
+from specnb.statistics import Estimate, Job, bootstrap, measured_on, time_round
 
 Array = NDArray[np.float64]
 FEWEST = 3  # prompts, over which the interval resamples
@@ -109,7 +106,7 @@ def measure_speedup(
     raises.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> found = measure_speedup(pair, [[1], [2], [3]], gamma=2, max_new_tokens=8, rounds=1)
     >>> found.seconds.shape, found.predicted is not None
     ((3, 2), True)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.distributions import Conditional, total_variation
-from specnb.drafting.base import Drafter
+from specnb.drafters import Drafter
 from specnb.enumeration import (
     ChangesInsideError,
     Emissions,
@@ -228,7 +228,7 @@ def judge_drafter(
     Raises `ValueError` for a larger vocabulary, for a drafter that proposes nothing after any
     prefix, so that there is nothing to judge, and as `drafts_of`.
 
-    >>> from specnb.drafting.ngram import PromptLookupDrafter
+    >>> from specnb.ngram import PromptLookupDrafter
     >>> print(judge_drafter(PromptLookupDrafter(3, shortest=1)))
     PromptLookupDrafter is exact: total variation below 1e-06 after the worst of 24 prefixes
     it proposes 1.50 tokens a step, and something after 18 of the prefixes

@@ -22,11 +22,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.cache import SEEN_MULTIPLE, CachedModel, decoder_config, free_memory, prefill
 from specnb.distributions import total_variation
-from specnb.models.cache import SEEN_MULTIPLE, decoder_config, free_memory
-from specnb.models.cached_model import CachedModel, prefill
 from specnb.models.known import known_of, one_at_a_time
-from specnb.models.support import context_limit, require_supported, sliding_window, vocabulary
+from specnb.support import context_limit, require_supported, sliding_window, vocabulary
 from specnb.trees import TokenTree
 
 HALF = 3  # tokens of a sequence before the pass that is compared, and in it
@@ -54,7 +53,7 @@ def require_agreement(model: PreTrainedModel, slots: int, tree: bool = False) ->
 
     `slots` are those of each row; `tree` asks for trees of draft tokens, too.
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> require_agreement(model, slots=20)
     """
@@ -81,7 +80,7 @@ def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, D
     model's limit). `generate` and `beam_search` make the same comparison before the first step.
     Raises `TypeError` for a model that cannot be run.
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float64)
     >>> found = check_model(model)
     GPTNeoXForCausalLM, float64, sdpa attention, rows of 64 slots

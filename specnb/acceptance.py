@@ -2,7 +2,7 @@
 3.6).
 
 Nothing is drafted or verified, so one set of sequences serves several draft models. What a decoding
-loop accepted is in the record of a generation (`specnb.decoding.record`).
+loop accepted is in the record of a generation (`specnb.record`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.decoding.generate import Hooks, generate
-from specnb.decoding.given_tokens import named_settings
 from specnb.distributions import Sampling, overlap, standardise, standardise_probs
-from specnb.drafting.ngram import NgramModel
-from specnb.measure.statistics import Estimate, ratio_of_sums
-from specnb.models.support import context_limit, require_same_vocabulary, require_supported
-from specnb.models.token_map import TokenMap
+from specnb.ngram import NgramModel
+from specnb.sampler import Hooks, generate, named_settings
+from specnb.statistics import Estimate, ratio_of_sums
+from specnb.support import TokenMap, context_limit, require_same_vocabulary, require_supported
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | NgramModel
@@ -83,7 +81,7 @@ def measure_acceptance(
     an n-gram model of another vocabulary, and what `generate` raises.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> found = measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5)
     >>> found.beta["draft"].shape, [len(sequence) for sequence in found.sequences]
     ((2, 5), [6, 7])
@@ -134,7 +132,7 @@ def distributions_along(
     each sequence.
 
     One forward pass over all sequences, which may differ in length. `vocab` is the number of the
-    target's tokens, if a draft model has another (`specnb.models.token_map`). Raises `ValueError`
+    target's tokens, if a draft model has another (`specnb.support`). Raises `ValueError`
     unless each has a token before those, and for a sequence longer than the model's positions.
 
     >>> source = NgramModel(np.array([0, 1, 2, 0, 1]), order=2, vocab=3)

@@ -1,6 +1,6 @@
 """`generate`: the decoding loop. Makes steps of a batch until every prompt has its completion.
 
-A step drafts, verifies and emits for all rows at once (`specnb.decoding.step`). The host only reads
+A step drafts, verifies and emits for all rows at once (`specnb.step`). The host only reads
 how far the rows are, and assigns the next prompt to a row that has ended. gamma = 0 is plain
 decoding of the target in the same loop, and the baseline of every comparison.
 """
@@ -21,16 +21,26 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.decoding.auto_gamma import Auto
-from specnb.decoding.given_tokens import Tokens, as_list, named_settings, padding_tokens, token_lists
-from specnb.decoding.record import StepRecord, StepTimer, merge_rows
-from specnb.decoding.request import Request, require_memory
-from specnb.decoding.scheduler import ProgressReader, Scheduler, require_no_nan
-from specnb.decoding.step import Batch
 from specnb.distributions import Sampling
-from specnb.drafting.choice import Draft, as_drafter
-from specnb.models.compilation import Captured, Compiled
+from specnb.fast import Captured, Compiled
 from specnb.models.known import known_of, one_at_a_time
+from specnb.record import StepRecord, StepTimer, merge_rows
 from specnb.rules import Rule
+from specnb.sampler import (
+    Draft,
+    ProgressReader,
+    Request,
+    Scheduler,
+    Tokens,
+    as_drafter,
+    as_list,
+    named_settings,
+    padding_tokens,
+    require_memory,
+    require_no_nan,
+    token_lists,
+)
+from specnb.step import Batch
 
 COMPILED_SETTINGS = 8  # so many compiled batches are kept, each with its own weights
 COMPILED = "compiled"  # whether code was compiled for a model as it is
@@ -70,7 +80,7 @@ class Generation:
             prompt's new tokens
     prompts the tokens of each prompt
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> made = generate(model, [[0], [1, 2]], draft=None, max_new_tokens=3)
     >>> [len(tokens) for tokens in made.tokens], made.record.target_passes.tolist()
@@ -121,7 +131,7 @@ def generate(
                 default, is a `PromptLookupDrafter`, which copies from the text so far: no model,
                 and nothing is drafted where nothing is to be copied. "head" drafts there with the
                 head that ships for the target, which one does for SmolLM2-135M-Instruct
-                (`specnb.drafting.heads.SHIPPED`): fastest for one prompt at a time, at any
+                (`specnb.heads.SHIPPED`): fastest for one prompt at a time, at any
                 temperature. With None, or `gamma` = 0, the target decodes alone. A model may have
                 more or fewer tokens than the target: those of equal numbers should mean the same,
                 as in a family whose embeddings are padded to several sizes

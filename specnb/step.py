@@ -24,14 +24,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from tqdm import tqdm
 
+from specnb.cache import CachedModel, prefill
 from specnb.decoding.auto_gamma import AutoGamma, widths
-from specnb.decoding.record import CompletedRow
-from specnb.decoding.request import Request
 from specnb.distributions import Uniforms, overlap, standardise, uniforms
-from specnb.drafting.base import Context, Drafter, Proposal, no_distribution, nothing, padded
-from specnb.models.cached_model import CachedModel, prefill
-from specnb.models.support import vocabulary
+from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
+from specnb.record import CompletedRow
 from specnb.rules import Outcome, Rule, require_outcome
+from specnb.sampler import Request
+from specnb.support import vocabulary
 from specnb.trees import TokenTree
 
 IDLE = 0  # value of `State.remaining` for a row that has ended

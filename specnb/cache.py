@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.models.attention import grouped
-from specnb.models.cache import RaggedCache, additive_mask, cache_argument, decoder_config, ragged_mask
-from specnb.models.support import context_limit, sliding_window, vocabulary
-from specnb.models.token_map import TokenMap
+from specnb.cache import RaggedCache, additive_mask, cache_argument, decoder_config, ragged_mask
+from specnb.fast import grouped
+from specnb.support import TokenMap, context_limit, sliding_window, vocabulary
 
 
 class CachedModel:
@@ -25,7 +24,7 @@ class CachedModel:
     hidden_states  (batch, capacity, width)  what `record_hidden_states` asked for, of the token in
                    each slot, or None
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> tokens, slots = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]])
     >>> CachedModel(model, capacity=8).run(tokens, slots, keep=2).shape
@@ -156,7 +155,7 @@ class CachedModel:
 def require_hidden_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
     """Raises `ValueError` if one of `layers` is no hidden state of `model`.
 
-    >>> from specnb.models.shapes import Shape, empty_model
+    >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> require_hidden_layers(model, (-1, 0))
     """

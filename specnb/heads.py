@@ -26,15 +26,14 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
+from specnb.cache import RaggedCache, decoder_config
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafting.base import ChainDrafter, Context, Proposal, require_own_batch
-from specnb.models.cache import RaggedCache, decoder_config
+from specnb.drafters import ChainDrafter, Context, Proposal, require_own_batch
+from specnb.fast import Compiled, PackedLinear, pack
+from specnb.loading import shipped_folder
 from specnb.models.checkpoints import write_checksums
-from specnb.models.compilation import Compiled
-from specnb.models.loading import shipped_folder
-from specnb.models.packing import PackedLinear, pack
-from specnb.models.support import require_supported, vocabulary
 from specnb.number_checks import shown
+from specnb.support import require_supported, vocabulary
 
 EPSILON = 1e-6
 SHIPPED = shipped_folder("_head", "smollm2-head")

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specnb.distributions import Sampling, one_hot, standardise_probs
-from specnb.drafting.base import ChainDrafter, Context, Proposal, nothing
+from specnb.drafters import ChainDrafter, Context, Proposal, nothing
 from specnb.number_checks import require_number, require_whole, shown, whole
 
 DISCOUNT = 0.75

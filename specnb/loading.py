@@ -23,11 +23,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 
+from specnb.fast import pack
 from specnb.models.checkpoints import require_checksums, require_complete, require_safetensors
 from specnb.models.gguf import converted, quiet
-from specnb.models.packing import pack
-from specnb.models.support import DTYPES
 from specnb.number_checks import reason, shown
+from specnb.support import DTYPES
 
 _PACKAGE = Path(__file__).parents[1]
 
@@ -89,7 +89,7 @@ def load_pair(
     and, meanwhile, the memory of both; `pair.target.dtype` says what was chosen.
 
     `packed` also keeps copies of weights in other layouts where these are faster on this machine,
-    which is measured in a fraction of a second per model (`specnb.models.packing.pack`); the
+    which is measured in a fraction of a second per model (`specnb.fast.pack`); the
     weights then take up to three times the memory. On other devices and in float64 it does nothing.
     In float32 the last bits of the logits depend on that measurement and on the number of rows; for
     results that must not, use float64, in which every processor generates the same sequences, or

@@ -1,2 +1,0 @@
-"""What is measured: acceptance, costs and speed-up, with intervals, and the gamma that they
-recommend."""

@@ -1,2 +1,0 @@
-"""Models of transformers: loading, caches, forward passes, weight layouts, random
-models."""
