@@ -102,7 +102,7 @@ def assumed_costs(target: PreTrainedModel, drafter: Drafter) -> tuple[float, ...
 
     >>> from specnb import load_pair
     >>> from specnb.drafting.model import ModelDrafter
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> [round(cost, 2) for cost in assumed_costs(pair.target, ModelDrafter(pair.draft))[:3]]
     [1.0, 1.3, 1.46]
     """

@@ -83,7 +83,7 @@ def measure_acceptance(
     an n-gram model of another vocabulary, and what `generate` raises.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> found = measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5)
     >>> found.beta["draft"].shape, [len(sequence) for sequence in found.sequences]
     ((2, 5), [6, 7])

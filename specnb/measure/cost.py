@@ -117,7 +117,7 @@ def measure_costs(
     rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> measure_costs(pair, context=8, largest=4, repetitions=3).target.shape
     (3, 4)
     """
@@ -138,7 +138,7 @@ class CostMeter:
     The arguments are those of `measure_costs`.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> meter = CostMeter(pair, 8, (1, 3))
     >>> for _ in range(3):
     ...     meter.round()

@@ -112,7 +112,7 @@ def recommend_gamma(
     what `measure_acceptance` and `measure_costs` raise.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> advice = recommend_gamma(pair, [[token] for token in range(8)], largest=3, new_tokens=8, repetitions=3)
     >>> advice.gamma in (0, 1, 2, 3)
     True

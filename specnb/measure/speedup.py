@@ -109,7 +109,7 @@ def measure_speedup(
     raises.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> found = measure_speedup(pair, [[1], [2], [3]], gamma=2, max_new_tokens=8, rounds=1)
     >>> found.seconds.shape, found.predicted is not None
     ((3, 2), True)

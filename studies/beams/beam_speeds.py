@@ -25,7 +25,7 @@ from specnb.measure.statistics import ratio_of_medians, ratio_of_sums
 from specnb.measure.timing import machine
 from specnb.models.loading import load_pair
 from studies.beams.beam_cost import improvement
-from studies.speed.pairs import prompts_of
+from studies.speed.pairs import packed, prompts_of
 from studies.study import Study, columns, timed_in_turn
 
 WIDTH = 4
@@ -35,7 +35,7 @@ SIZES = (1, 4, 8, 16, 24, 36, 68)  # tokens in the forward passes that are timed
 
 def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repetitions: int) -> Iterator[dict[str, Any]]:
     """One line per choice of draft width and gamma."""
-    pair = load_pair()
+    pair = packed(load_pair())
     starts = prompts_of(pair, "held-out", prompts, prompt_tokens)
     costs = measure_costs(pair, lengths=SIZES, draft_lengths=SIZES, repetitions=repetitions)
     search = partial(beam_search, pair.target, width=WIDTH, max_new_tokens=new_tokens, progress=False)

@@ -42,8 +42,9 @@ from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.drafters.lookahead import LookaheadDrafter
 from studies.drafters.lookahead_embeddings import PassDrafter, extended, load_vectors
 from studies.drafters.one_pass import OnePassBatch
-from studies.real.workloads import KINDS, model_and_tokenizer
-from studies.real.workloads import prompts_of as questions
+from studies.real.smollm2 import model_and_tokenizer
+from studies.real.smollm2 import prompts_of as questions
+from studies.real.workloads import KINDS
 from studies.training.evaluation import held_out_windows
 
 DEPTHS, PROMPT = 4, 96
@@ -74,7 +75,7 @@ def entries(pair: Pair) -> dict[str, Entry]:
         name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype)
         for name in ("recurrent", "attention", "parallel")
     }
-    distilled = load_model(TRAINED_PAIR / "draft-distilled", packed=False)
+    distilled = load_model(TRAINED_PAIR / "draft-distilled")
 
     def tree(sampling: Sampling, typical: bool = False) -> HeadTreeDrafter:
         """Sampled children are accepted more often by an exact rule; at temperature 0 there would
@@ -128,7 +129,7 @@ def measure(
         prompts = [prompt for text in KINDS for prompt in questions(tokenizer, text, sequences[kind])]
         chosen = without_training(target.config.vocab_size)
     else:
-        pair = load_pair(packed=False)
+        pair = load_pair()
         pair = replace(pair, target=extended(pair.target, load_vectors()))
         windows, _ = held_out_windows(pair, PROMPT, per_file=2)
         target, prompts, chosen = pair.target, windows[: sequences[kind]].tolist(), entries(pair)

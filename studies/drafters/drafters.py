@@ -140,7 +140,7 @@ def _repetitive(pair: Pair, source: str, number: int) -> list[int]:
 
 def measure(item: str, sequences: int, timed_sequences: int, new_tokens: int, counted_files: int) -> pd.DataFrame:
     """The lines of one kind of text; with `timed_sequences` 0 the counts alone."""
-    pair = load_pair(packed=False)
+    pair = load_pair()
     prompts, entries = prompts_of(pair, item, sequences), league(pair, counted_files)
     sampling = Sampling()
     return table(pair.target, prompts, entries, sampling, timed_sequences, new_tokens, counts_of).assign(text=item)

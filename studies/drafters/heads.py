@@ -9,7 +9,7 @@ output head.
 The state begins at the token before the newest one: the newest was sampled from it.
 
 >>> from specnb import generate, load_pair
->>> target = load_pair(packed=False).target
+>>> target = load_pair().target
 >>> drafter = FeatureDrafter(target, RecurrentHead(target.config.hidden_size, hidden=16))  # not trained
 >>> len(generate(target, [[0, 5]], drafter, gamma=2, max_new_tokens=4).tokens[0])
 4

@@ -180,7 +180,7 @@ def load_vectors(folder: Path = FOLDER) -> Tensor:
 
 def main() -> None:
     """Trains the vectors of the shipped target and writes them with a note."""
-    pair = load_pair(packed=False)
+    pair = load_pair()
     text = encode(pair.tokenizer, corpus.read("train"))
     vectors = train(pair.target, windows(text, ROWS, LENGTH - 1, SEED), COUNT, STEPS)
     FOLDER.mkdir(parents=True, exist_ok=True)

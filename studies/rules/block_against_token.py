@@ -47,7 +47,7 @@ def measure(item: str, prompts: int, repeats: int, new_tokens: int, timed_rounds
     of timed calls."""
     number, what = item.rsplit("-", 1)
     temperature = float(number.replace("-", "."))
-    pair = load_pair(packed=False)
+    pair = load_pair()
     starts = prompts_of(pair, "held-out", prompts, PROMPT_TOKENS)
     complete = partial(_complete, pair, Sampling(temperature=temperature), new_tokens)
     if what == "timed":

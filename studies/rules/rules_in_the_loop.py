@@ -134,7 +134,7 @@ def both_expected(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]
 def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens: int) -> pd.DataFrame:
     """The lines of one temperature."""
     temperature = float(item.replace("-", "."))
-    sampling, pair = Sampling(temperature=temperature), load_pair(packed=False)
+    sampling, pair = Sampling(temperature=temperature), load_pair()
     prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
     shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
     run = partial(run_method, pair, sampling, new_tokens)

@@ -112,7 +112,7 @@ def measure_speeds(
     are fewer than 3 prompts.
 
     >>> from specnb import load_pair
-    >>> pair = load_pair(packed=False)
+    >>> pair = load_pair()
     >>> measure_speeds(pair, [[1], [2], [3]], (0, 2), max_new_tokens=8).seconds.shape
     (3, 2, 3)
     """

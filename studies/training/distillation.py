@@ -211,7 +211,7 @@ def measure(
     item: str, plan: Mapping[str, Any], per_file: int, sampled_per_file: int, files: int | None = None
 ) -> pd.DataFrame:
     """Trains the students, and measures them and the shipped draft."""
-    pair, chosen = load_pair(packed=False), Plan(**plan)
+    pair, chosen = load_pair(), Plan(**plan)
     found = trained(pair, chosen)
     drafts = {SHIPPED: pair.draft} | found.students
     text = held_out_windows(pair, chosen.length + 1, per_file, files)
@@ -271,7 +271,7 @@ def ship(table: pd.DataFrame, folder: Path = TRAINED_PAIR / "draft-distilled") -
     name = str(table.draft[table.set_aside_alpha.idxmax()])
     if not (table.over_shipped_low[(table.draft == name) & (table.temperature == 1)] > 0).all():
         return None
-    plan, pair = Plan(**STUDY.settings["plan"]), load_pair(packed=False)
+    plan, pair = Plan(**STUDY.settings["plan"]), load_pair()
     found = trained(pair, plan)
     model = found.students[name]
     note = {"continued": "data/pair/draft", "seed": SEED, "parameters": size_of(model)}

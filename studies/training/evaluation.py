@@ -100,7 +100,7 @@ def bits_per_byte(pair: Pair, model: PreTrainedModel, sequences: Tensor, numbers
 
 
 if __name__ == "__main__":
-    pair = load_pair(packed=False)
+    pair = load_pair()
     passages = held_out_windows(pair, CONTEXT + 1, per_file=4)
     table = {name: bits_per_byte(pair, getattr(pair, name), *passages).value for name in ("target", "draft")}
     lines = pd.Series(table, name="bits_per_byte").rename_axis("name").to_csv(float_format="%.4f")

@@ -315,7 +315,7 @@ def measure(
     item: str, plan: Mapping[str, Any], per_file: int, sampled_per_file: int, files: int | None = None
 ) -> pd.DataFrame:
     """Trains the students and measures them."""
-    chosen, pair = Plan(**plan), load_pair(packed=False)
+    chosen, pair = Plan(**plan), load_pair()
     students = trained(pair, chosen, item)
     if item == ALONE:
         students["attention"] = Attention(pair, load_head(TRAINED_PAIR / "draft-attention"))
@@ -344,7 +344,7 @@ STUDY = study.Study(
 def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
     """Saves the heads beside the pair; returns their folders."""
     made = []
-    for name, student in trained(load_pair(packed=False), plan, TOGETHER).items():
+    for name, student in trained(load_pair(), plan, TOGETHER).items():
         if name != CONTROL:
             made.append(folder / f"draft-{name}")
             save_head(student.head, made[-1])

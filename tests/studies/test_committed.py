@@ -46,7 +46,7 @@ def committed(name: str, **values: Any) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return load_pair(packed=False)
+    return load_pair()
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_drafters(pair: Pair) -> None:
 
 def test_drafter_choice() -> None:
     """Lookahead at temperature 0, where each step depends on every pass before."""
-    pair, size = load_pair(packed=False), find("drafter_choice").settings
+    pair, size = load_pair(), find("drafter_choice").settings
     windows, _ = held_out_windows(pair, drafter_choice.PROMPT, per_file=2)
     entry = drafter_choice.without_training(pair.target.config.vocab_size)["lookahead"]
     prompts = windows[: size["sequences"]["trained"]].tolist()

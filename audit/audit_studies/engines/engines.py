@@ -114,7 +114,7 @@ def record(row: Row) -> dict[str, Any]:
 def audited(row: Row, part: slice = slice(None)) -> Report:
     """The audit of a row's committed completions, or of `part` of them, with the draft model's
     distributions."""
-    pair, sequences = load_pair(packed=False), read_tokens(row.file)[part]
+    pair, sequences = load_pair(), read_tokens(row.file)[part]
     return audit(
         pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
         sampling=row.sampling, draft=pair.draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,

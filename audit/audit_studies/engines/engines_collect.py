@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("python", nargs="?", default="", help="the Python of the engine's environment")
     asked = parser.parse_args(arguments)
     if asked.what == "prompts":
-        write(PROMPTS, "".join(json.dumps(prompt) + "\n" for prompt in prompts(load_pair(packed=False))))
+        write(PROMPTS, "".join(json.dumps(prompt) + "\n" for prompt in prompts(load_pair())))
     else:
         print(collect(rows()[asked.what], asked.python))
 

@@ -119,7 +119,7 @@ def audited(bug: Bug, pair: Pair, seeds: Sequence[int], chunks: int = len(CHUNKS
 
 def measure(item: str, seeds: int, chunks: int) -> pd.DataFrame:
     """All audits of the bug `item`, one line each."""
-    pair = load_pair(packed=False)
+    pair = load_pair()
     rows: list[Audited] = []
     for first in range(0, seeds, GROUP):
         rows += audited(BUG_SUITE[item], pair, range(first, min(first + GROUP, seeds)), chunks)

@@ -161,7 +161,7 @@ def _within_ten_sigma(tokens: Tensor, probs: Tensor) -> bool:
 def measure(item: str, repeats: bool) -> pd.DataFrame:
     """How often the bug `item` passes each check, out of how many repetitions (one, without
     `repeats`)."""
-    bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair(packed=False)
+    bug, pair = ({EXACT.name: EXACT} | KNOWN_BUGS)[item], load_pair()
     rows = []
     for at, (name, (check, number)) in enumerate(CHECKS.items() if exercised(bug) else ()):
         runs = number if repeats else 1

@@ -155,7 +155,7 @@ def measure(item: str, audits: int, tokens: int) -> pd.DataFrame:
         starts = range(0, row.completions, size)[:audits]
         reports = ((number, engines.audited(row, slice(at, at + size))) for number, at in enumerate(starts))
         return outcomes(reports).assign(setting=CONTROLS)
-    engine = exact_engine(load_pair(packed=False), MIXED[item], tokens)
+    engine = exact_engine(load_pair(), MIXED[item], tokens)
     return run_audits(engine, range(audits)).assign(setting=item)
 
 

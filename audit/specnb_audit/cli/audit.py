@@ -162,7 +162,7 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
     try:
-        return load_model(name, options.device, getattr(torch, options.dtype), packed=False)
+        return load_model(name, options.device, getattr(torch, options.dtype))
     except Exception as error:
         raise ValueError(f"cannot load the model {name}: {one_line(error)}") from error
     finally:

@@ -52,7 +52,7 @@ def test_engine_checks() -> None:
 def test_bug_suite() -> None:
     """The first group of audits of a bug that the first tokens show."""
     name = "after-the-end"
-    made = bug_suite.audited(bug_suite.BUG_SUITE[name], load_pair(packed=False), range(bug_suite.GROUP))
+    made = bug_suite.audited(bug_suite.BUG_SUITE[name], load_pair(), range(bug_suite.GROUP))
     rows = committed("bug_suite", bug=name)
     assert [one.kind for one in made] == rows.kind[: len(made)].tolist()
     assert [one.found_after for one in made] == pytest.approx(rows.found_after[: len(made)].tolist(), abs=2)

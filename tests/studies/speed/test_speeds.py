@@ -43,13 +43,13 @@ def test_gamma_is_the_fastest_one_and_none_for_plain_decoding(monkeypatch: pytes
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_drafters_are_compiled_where_the_target_is(compiled: bool) -> None:
-    drafters: list[Any] = [entry.drafter for entry in entries(load_pair(packed=False), Sampling(0.0), compiled)[1:]]
+    drafters: list[Any] = [entry.drafter for entry in entries(load_pair(), Sampling(0.0), compiled)[1:]]
     assert {drafter.compile for drafter in drafters} == {compiled}
     assert {drafter.sampling for drafter in drafters} == {Sampling(temperature=0.0)}
 
 
 def test_prompts_are_refused_where_there_are_not_so_many() -> None:
-    pair = load_pair(packed=False)
+    pair = load_pair()
     assert {len(prompt) for kind in ("held-out", "stdlib", "random") for prompt in prompts_of(pair, kind, 2, 5)} == {5}
     with pytest.raises(ValueError, match=f"there are {len(MODULES)} stdlib prompts, fewer than 99; ask for fewer"):
         prompts_of(pair, "stdlib", 99)

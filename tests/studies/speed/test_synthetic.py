@@ -15,7 +15,7 @@ KEPT = [53555.02276056572, 29187.000123639682]
 
 
 def small_pair(alpha: float = 0.7, seed: int = 0) -> Pair:
-    return synthetic_pair(alpha, LARGE, SMALL, vocab=512, context=128, packed=False, seed=seed)
+    return synthetic_pair(alpha, LARGE, SMALL, vocab=512, context=128, seed=seed)
 
 
 @torch.inference_mode()
@@ -30,12 +30,12 @@ def alpha_of(pair: Pair, sampling: Sampling = Sampling()) -> float:
 
 @pytest.mark.parametrize(("alpha", "temperature"), [(0.2, 1.0), (0.53, 0.0), (0.53, 0.7), (0.8, 1.0), (0.9, 0.0)])
 def test_alpha_is_what_was_asked_at_the_temperature_of_the_pair(alpha: float, temperature: float) -> None:
-    pair = synthetic_pair(alpha, LARGE, SMALL, temperature=temperature, vocab=512, context=128, packed=False)
+    pair = synthetic_pair(alpha, LARGE, SMALL, temperature=temperature, vocab=512, context=128)
     assert alpha_of(pair, Sampling(temperature)) == pytest.approx(alpha, abs=0.05)
 
 
 def test_at_temperature_0_the_draft_is_right_or_wrong_and_right_as_often_as_asked() -> None:
-    pair = synthetic_pair(0.75, LARGE, SMALL, temperature=0, vocab=512, context=128, packed=False)
+    pair = synthetic_pair(0.75, LARGE, SMALL, temperature=0, vocab=512, context=128)
     tokens = torch.arange(512)[None].T
     with torch.inference_mode():
         firsts = [model(input_ids=tokens).logits[:, -1].argmax(dim=-1) for model in (pair.target, pair.draft)]

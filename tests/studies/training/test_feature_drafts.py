@@ -39,7 +39,7 @@ DRAFTERS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def pair() -> Pair:
-    return load_pair(packed=False)
+    return load_pair()
 
 
 @pytest.fixture(autouse=True)

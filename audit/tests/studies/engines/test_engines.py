@@ -58,7 +58,7 @@ def test_the_order_of_filters_is_the_engine_s_where_it_matters() -> None:
 
 
 def test_the_prompts_are_the_committed_ones() -> None:
-    made = prompts(load_pair(packed=False), 8)
+    made = prompts(load_pair(), 8)
     assert made == read_prompts(PROMPTS)[:8]
 
 

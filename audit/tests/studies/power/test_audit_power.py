@@ -122,7 +122,7 @@ def test_without_a_detection_in_the_first_group_the_others_are_left_out(
     def group(bug: object, pair: object, seeds: Sequence[int], chunks: object) -> list[Audited]:
         return [Audited("a", seed, 100, detected, None, 0.1, 0.0, 0.2, 500) for seed in seeds]
 
-    monkeypatch.setattr(bug_suite, "load_pair", lambda packed: None)
+    monkeypatch.setattr(bug_suite, "load_pair", lambda: None)
     monkeypatch.setattr(bug_suite, "audited", group)
     assert bug_suite.measure("no-residual", seeds=3 * GROUP, chunks=1).seed.tolist() == list(range(audits))
 
@@ -212,7 +212,7 @@ def test_engines_without_speculation_are_audited_in_parts() -> None:
 
 def test_the_trained_pair_in_bfloat16_is_a_nearly_exact_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(false_alarms, "LENGTH", 50)
-    engine = exact_engine(load_pair(packed=False), MIXED["top-p-bfloat16"], tokens=50)
+    engine = exact_engine(load_pair(), MIXED["top-p-bfloat16"], tokens=50)
     ((row,), (probs,)) = engine.rows, engine.probs
     assert 1e-4 < float((row.p - probs).abs().sum(-1).max()) / 2 < 0.5
     assert run_audits(engine, [0], progress=False).tokens.tolist() == [50]
