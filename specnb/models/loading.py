@@ -70,9 +70,9 @@ def load_pair(
     Parameters
     ----------
     target, draft
-        Folders, or names on the Hugging Face hub. The tokenizers must be equal, and a folder without
-        one takes the other's; embeddings may be padded to different sizes. The trained target has a
-        draft by default.
+        Folders, or names on the Hugging Face hub. Their tokenizers must be equal, and a folder
+        without one takes the other's; embeddings may be padded to different sizes. Only the trained
+        target has a draft by default.
     device, dtype
         Where the models run, and the dtype of their weights. In float64 every processor generates
         the same sequences.

@@ -2,10 +2,11 @@
 
 One line for each kind of text, temperature and number of layers, over prompts of
 data/workloads.jsonl, counted, not timed: `alpha`, the mean overlap of the layers' distributions and
-the target's along the target's own answers; in the loop `tokens_per_step`, and `passes`, the forward passes of the
-layers in a step. `c` is their parameters over the target's, which are the bytes that a pass reads.
-If verifying is free, `alone` is the speed-up of the layers with one pass for each draft token, and
-`nested` with the passes that were made, as in Theorem 3.8. With 95% intervals over prompts.
+the target's along the target's own answers; in the loop `tokens_per_step`, and `passes`, the
+forward passes of the layers in a step. `c` is their parameters over the target's, which are the
+bytes that a pass reads. If verifying is free, `alone` is the speed-up of the layers with one pass
+for each draft token, and `nested` with the passes that were made, as in Theorem 3.8. With 95%
+intervals over prompts.
 """
 
 from __future__ import annotations
