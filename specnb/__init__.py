@@ -23,7 +23,6 @@ before it:
     beam.py            beam search and its speculative version
     measure/           statistics, timing, acceptance, cost; speed-ups measured, recommended,
                        predicted and explained
-    demo.py            `specnb demo`: a real model with and without speculation
 
 >>> import specnb
 >>> pair = specnb.load_pair()

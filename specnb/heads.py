@@ -30,14 +30,10 @@ from specnb.cache import RaggedCache, decoder_config
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafters import ChainDrafter, Context, Proposal, require_own_batch
 from specnb.fast import Compiled, PackedLinear, pack
-from specnb.loading import shipped_folder
-from specnb.models.checkpoints import write_checksums
 from specnb.number_checks import shown
 from specnb.support import require_supported, vocabulary
 
 EPSILON = 1e-6
-SHIPPED = shipped_folder("_head", "smollm2-head")
-"""The head that was trained for SmolLM2-135M-Instruct, which `specnb.demo.smollm2` fetches."""
 # Rows of the target's output head by which a head that proposes some tokens only knows it again.
 KNOWN = 8
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
@@ -144,16 +140,15 @@ KINDS: dict[str, type[nn.Module]] = {"attention": AttentionHead}
 
 
 def save_head(head: Any, folder: Path) -> None:
-    """Writes the weights in bfloat16, the settings, and their checksums."""
+    """Writes the weights in bfloat16, and the settings."""
     folder.mkdir(parents=True, exist_ok=True)
     (kind,) = (name for name, made in KINDS.items() if isinstance(head, made))
     weights = {name: weight if name == "proposed" else weight.bfloat16() for name, weight in head.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"kind": kind} | head.settings, indent=1) + "\n", encoding="utf-8")
-    write_checksums(folder)
 
 
-def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+def load_head(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """The head that `save_head` wrote to `folder`.
 
     Raises `ValueError` for another kind of head, `OSError` for a file that is not there, and what
@@ -164,6 +159,7 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     >>> load_head(folder).settings
     {'width': 8, 'hidden': 16, 'heads': 2, 'layers': [-1]}
     """
+    folder = Path(folder)
     settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     kind = settings.pop("kind", None)
     if kind not in KINDS:
@@ -387,26 +383,3 @@ class AttentionDrafter(HeadDrafter):
             return scaled_dot_product_attention(query, keys, values, attn_mask=bias)
 
         return self.head(state, self.embedding(tokens), attend)  # type: ignore[no-any-return]
-
-
-_of_targets: weakref.WeakKeyDictionary[PreTrainedModel, Any] = weakref.WeakKeyDictionary()
-
-
-def shipped_head(target: PreTrainedModel) -> Any:
-    """The head that ships for `target`, in its dtype and where it is; loaded once for a target.
-
-    Raises `ValueError` for a target for which none ships.
-    """
-    head = _of_targets.get(target)
-    if head is None or (head.scale.dtype, head.scale.device) != (target.dtype, target.device):
-        head = load_head(SHIPPED, target.dtype).to(target.device)
-        try:
-            require_head(target, head, AttentionHead)
-            rows_of(target, head)
-        except ValueError as error:
-            raise ValueError(
-                f"no head ships for this {type(target).__name__}; one does for SmolLM2-135M-Instruct "
-                "(specnb.demo.smollm2()): leave draft out, or give a draft model or a drafter"
-            ) from error
-        _of_targets[target] = head
-    return _of_targets[target]

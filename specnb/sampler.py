@@ -129,12 +129,10 @@ def generate(
                 none
     draft       a model, which is then sampled as `sampling` says, or any `Drafter`. "auto", the
                 default, is a `PromptLookupDrafter`, which copies from the text so far: no model,
-                and nothing is drafted where nothing is to be copied. "head" drafts there with the
-                head that ships for the target, which one does for SmolLM2-135M-Instruct
-                (`specnb.heads.SHIPPED`): fastest for one prompt at a time, at any
-                temperature. With None, or `gamma` = 0, the target decodes alone. A model may have
-                more or fewer tokens than the target: those of equal numbers should mean the same,
-                as in a family whose embeddings are padded to several sizes
+                and nothing is drafted where nothing is to be copied. With None, or `gamma` = 0, the
+                target decodes alone. A model may have more or fewer tokens than the target: those
+                of equal numbers should mean the same, as in a family whose embeddings are padded to
+                several sizes
     gamma       draft tokens per step. The number of nodes if the drafter proposes a tree. For a
                 chain, a gamma above both `max_new_tokens` - 1 and 32
                 (`request.LARGEST_SPARE_GAMMA`) is reduced to the larger of these. "auto" chooses it

@@ -24,7 +24,7 @@ from specnb.cost import measure_costs
 from specnb.loading import load_pair
 from specnb.statistics import machine, ratio_of_medians, ratio_of_sums
 from studies.beams.beam_cost import improvement
-from studies.speed.pairs import prompts_of
+from studies.speed.pairs import packed, prompts_of
 from studies.study import Study, columns, timed_in_turn
 
 WIDTH = 4
@@ -34,7 +34,7 @@ SIZES = (1, 4, 8, 16, 24, 36, 68)  # tokens in the forward passes that are timed
 
 def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repetitions: int) -> Iterator[dict[str, Any]]:
     """One line per choice of draft width and gamma."""
-    pair = load_pair()
+    pair = packed(load_pair())
     starts = prompts_of(pair, "held-out", prompts, prompt_tokens)
     costs = measure_costs(pair, lengths=SIZES, draft_lengths=SIZES, repetitions=repetitions)
     search = partial(beam_search, pair.target, width=WIDTH, max_new_tokens=new_tokens, progress=False)

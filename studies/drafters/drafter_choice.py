@@ -42,8 +42,9 @@ from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.drafters.lookahead import LookaheadDrafter
 from studies.drafters.lookahead_embeddings import PassDrafter, extended, load_vectors
 from studies.drafters.one_pass import OnePassBatch
-from studies.real.workloads import KINDS, model_and_tokenizer
-from studies.real.workloads import prompts_of as questions
+from studies.real.smollm2 import model_and_tokenizer
+from studies.real.smollm2 import prompts_of as questions
+from studies.real.workloads import KINDS
 from studies.training.evaluation import held_out_windows
 
 DEPTHS, PROMPT = 4, 96

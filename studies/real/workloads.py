@@ -21,7 +21,6 @@ One line a way:
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
@@ -30,19 +29,19 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specnb.cost import measure_costs
-from specnb.demo import smollm2
 from specnb.distributions import Sampling
-from specnb.heads import AttentionDrafter, FallbackDrafter, load_head
-from specnb.loading import Pair, load_model
+from specnb.fast import pack
+from specnb.heads import FallbackDrafter
+from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
 from specnb.record import now
 from specnb.sampler import Hooks, generate
 from specnb.statistics import Job, bootstrap, time_round
-from studies.files import data_file
 from studies.real import llama_cpp
+from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of
 from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
@@ -61,38 +60,22 @@ Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
 
 
 @cache
-def model_and_tokenizer(dtype: str, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
-    """The real model, and its tokenizer with the chat template."""
-    return load_model(smollm2(), device, getattr(torch, dtype)), AutoTokenizer.from_pretrained(smollm2())
-
-
-def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
-    """The first `count` prompts of a kind, as the chat template writes them."""
-    lines = map(json.loads, data_file("workloads.jsonl").read_text(encoding="utf-8").splitlines())
-    return [as_chat(tokenizer, line["prompt"]) for line in lines if line["kind"] == kind][:count]
-
-
-def head_drafter(target: PreTrainedModel, sampling: Sampling, **settings: Any) -> AttentionDrafter:
-    """Drafts with the head that was trained for the real model (`studies.training.real_head`)."""
-    return AttentionDrafter(target, load_head(data_file("smollm2-head"), target.dtype), sampling, **settings)
+def packed(dtype: str) -> tuple[PreTrainedModel, Any]:
+    """The model, whose products are the fastest on this machine, and its tokenizer."""
+    target, tokenizer = model_and_tokenizer(dtype)
+    return pack(target), tokenizer
 
 
 @cache
 def drafters_of(dtype: str, sampling: Sampling) -> dict[str, Any]:
     """The drafters of the ways: the same in all items of a temperature, so that they are compiled
     once for a length."""
-    target, _ = model_and_tokenizer(dtype)
+    target, _ = packed(dtype)
     vocab, most = target.config.vocab_size, {"either": OF_HEAD, "compiled": OF_COMPILED}
     heads = {name: head_drafter(target, sampling, compile=name == "compiled", most=n) for name, n in most.items()}
     longer = PromptLookupDrafter(vocab, shortest=MIXED)
     both = {name: FallbackDrafter(longer, head) for name, head in heads.items()}
     return {"lookup": PromptLookupDrafter(vocab), "head": head_drafter(target, sampling)} | both
-
-
-def as_chat(tokenizer: Any, words: str) -> list[int]:
-    """The tokens of a user's turn, as the chat template writes it."""
-    turn = [{"role": "user", "content": words}]
-    return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"])
 
 
 def ways_of(
@@ -148,7 +131,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
     """A line for each way to answer the prompts of one kind with one of `SAMPLINGS`."""
     kind, name = item.rsplit("-", 1)
     torch.set_num_threads(threads)
-    target, tokenizer = model_and_tokenizer(dtype)
+    target, tokenizer = packed(dtype)
     asked = prompts_of(tokenizer, kind, prompts)
     sampling = SAMPLINGS[name]
     ways = ways_of(target, drafters_of(dtype, sampling), sampling, tokenizer.eos_token_id, new_tokens, compiled)

@@ -16,12 +16,12 @@ import torch
 
 from specnb.cost import Costs, measure_costs, mid_generation
 from studies.speed.bench_walltime import COMPILED_GAMMAS
-from studies.speed.pairs import PAIRS, PROMPT_TOKENS
+from studies.speed.pairs import PAIRS, PROMPT_TOKENS, packed
 from studies.study import Study, conditions
 
 LARGEST = 17
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "plain": {"packed": False},
+    "plain": {},
     "packed": {},
     "packed-bfloat16": {"dtype": torch.bfloat16},
     "compiled": {},
@@ -34,6 +34,7 @@ def measure(item: str, repetitions: int, new_tokens: int, contexts: tuple[int, .
     generation."""
     name, layout = item.split("-", 1)
     pair, compiled = PAIRS[name](**LAYOUTS[layout]), layout.startswith("compiled")
+    pair = packed(pair) if layout.startswith("packed") else pair
     lengths = [gamma + 1 for gamma in COMPILED_GAMMAS] if compiled else list(range(1, LARGEST + 1))
     found: list[dict[str, Any]] = []
     for middle in [PROMPT_TOKENS + new_tokens // 2] if compiled else contexts:

@@ -16,7 +16,7 @@ from specnb.cost import measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
 from specnb.shapes import Shape
-from studies.speed.pairs import PROMPT_TOKENS, prompts_of
+from studies.speed.pairs import PROMPT_TOKENS, packed, prompts_of
 from studies.speed.speeds import measure_speeds
 from studies.speed.synthetic import DRAFT, TARGET, synthetic_pair
 from studies.study import Study, columns, conditions
@@ -33,17 +33,17 @@ def cases(regime: str) -> Iterator[Case]:
     """x, the pair, the rows of a batch and the sampling of each point of one regime."""
     one = Sampling()
     if regime == "alpha":
-        yield from ((alpha, synthetic_pair(alpha), 1, one) for alpha in ALPHAS)
+        yield from ((alpha, packed(synthetic_pair(alpha)), 1, one) for alpha in ALPHAS)
     elif regime == "draft":
         for draft in DRAFTS:
-            pair = synthetic_pair(draft=draft)
+            pair = packed(synthetic_pair(draft=draft))
             yield pair.draft.num_parameters() / pair.target.num_parameters(), pair, 1, one
     elif regime == "temperature":
-        pair = load_pair()
+        pair = packed(load_pair())
         yield from ((temperature, pair, 1, Sampling(temperature)) for temperature in TEMPERATURES)
     else:
         for dtype in (torch.float32, torch.bfloat16):
-            pair = load_pair(dtype=dtype)
+            pair = packed(load_pair(dtype=dtype))
             yield from ((batch, pair, batch, one) for batch in BATCHES)
 
 

@@ -20,7 +20,7 @@ from specnb.distributions import Sampling
 from specnb.record import PARTS
 from specnb.speedup import predicted_speedup
 from specnb.theory import step_cost
-from studies.speed.pairs import PAIRS, PROMPT_TOKENS, PROMPTS, prompts_of
+from studies.speed.pairs import PAIRS, PROMPT_TOKENS, PROMPTS, packed, prompts_of
 from studies.speed.speeds import Speeds, measure_speeds
 from studies.study import Study, columns, conditions
 
@@ -36,7 +36,7 @@ def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
     gammas, sampling = COMPILED_GAMMAS if compiled else GAMMAS, Sampling(temperature)
     # Its alpha holds at one temperature.
     made_for = {"temperature": temperature} if name == "synthetic" else {}
-    pair = PAIRS[name](**WAYS[way], **made_for)
+    pair = packed(PAIRS[name](**WAYS[way], **made_for))
     prompts = prompts_of(pair, PROMPTS[name][0], SEQUENCES)
     found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling)
     beta = found.beta["draft"]

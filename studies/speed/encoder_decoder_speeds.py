@@ -33,7 +33,6 @@ from specnb.cost import CostMeter, Costs
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.fast import pack
 from specnb.loading import Pair
-from specnb.models.checkpoints import require_checksums
 from specnb.statistics import machine, over_rows, ratio_of_sums
 from specnb.theory import walltime_improvement
 from studies import study
@@ -50,7 +49,6 @@ GAMMAS = (1, 2, 3, 5, 7)
 
 def load(name: str) -> Any:
     """One of the models that were trained, in float32 and the layout that is fastest here."""
-    require_checksums(DATA / "t5" / name)
     model = T5ForConditionalGeneration.from_pretrained(DATA / "t5" / name, dtype=torch.float32, use_safetensors=True)
     return pack(model.eval())
 

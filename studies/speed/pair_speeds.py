@@ -38,7 +38,7 @@ from specnb.sampler import Hooks, forget_compiled, generate
 from specnb.statistics import machine, over_rows, ratio_of_sums
 from studies import study
 from studies.drafters.heads import FeatureDrafter
-from studies.speed.pairs import PROMPTS, prompts_of
+from studies.speed.pairs import PROMPTS, packed, prompts_of
 from studies.study import columns, timed_in_turn
 
 NONE, GAMMA = "none", 4
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
 
 def entries(pair: Pair, sampling: Sampling, compiled: bool) -> list[Entry]:
     """Plain decoding, and every drafter that is timed."""
-    models = {"draft model": pair.draft, "distilled draft model": load_model(TRAINED_PAIR / "draft-distilled")}
+    models = {"draft model": pair.draft, "distilled draft model": pack(load_model(TRAINED_PAIR / "draft-distilled"))}
     drafters: dict[str, Drafter] = {
         name: ModelDrafter(model, sampling, compile=compiled) for name, model in models.items()
     }
@@ -128,7 +128,7 @@ class Calls(NamedTuple):
 def measure(item: str, prompts: int, chosen_on: int, prompt_tokens: int, new_tokens: int) -> pd.DataFrame:
     """The lines of one item; the last `chosen_on` prompts of a kind are for the choice of gamma."""
     how, temperature = item.split("-")
-    pair, sampling, compiled = load_pair(), Sampling(temperature=float(temperature)), how == "compiled"
+    pair, sampling, compiled = packed(load_pair()), Sampling(temperature=float(temperature)), how == "compiled"
     calls, fixed = Calls(pair.target, sampling, new_tokens, compiled), entries(pair, sampling, compiled)
     found = []
     for kind in PROMPTS["trained"]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 
 import numpy as np
 
+from specnb.fast import pack
 from specnb.loading import Pair, load_pair
 from studies import corpus
 from studies.speed.synthetic import synthetic_pair
@@ -22,6 +24,11 @@ MODULES = (
     "json.decoder", "locale", "logging", "mailbox", "optparse", "os", "pathlib", "pdb", "pickle", "platform",
     "plistlib", "random", "shelve", "shutil", "smtplib", "socketserver", "statistics", "string",
 )  # fmt: skip
+
+
+def packed(pair: Pair) -> Pair:
+    """`pair`, whose models from now on use the products that are fastest on this machine."""
+    return replace(pair, target=pack(pair.target), draft=pack(pair.draft))
 
 
 def texts_of(kind: str, count: int) -> list[str]:

@@ -12,11 +12,11 @@ import pandas as pd
 
 from specnb.speedup import recommend_gamma
 from specnb.statistics import Estimate
-from studies.speed.pairs import PAIRS, PROMPTS, prompts_of
+from studies.speed.pairs import PAIRS, PROMPTS, packed, prompts_of
 from studies.speed.speeds import measure_speeds
 from studies.study import Study, columns, conditions
 
-LAYOUTS = {"saved": False, "chosen": True}
+LAYOUTS = ("saved", "chosen")
 
 
 def measure(
@@ -29,7 +29,7 @@ def measure(
     timed.
     """
     name, layout, kind = item.split("-", maxsplit=2)
-    pair = PAIRS[name](packed=LAYOUTS[layout])
+    pair = packed(PAIRS[name]()) if layout == "chosen" else PAIRS[name]()
     prompts = prompts_of(pair, kind, advised_on + repetitions, prompt_tokens)
     advice = recommend_gamma(
         pair, prompts[:advised_on], largest=largest, new_tokens=new_tokens, repetitions=max(repetitions, 3)

@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.fast import pack
 from specnb.loading import Pair
 from specnb.shapes import Shape, empty_model
 
@@ -48,16 +47,14 @@ def synthetic_pair(
     context: int = 1024,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    packed: bool = True,
     seed: int = 0,
 ) -> Pair:
     """A pair of these shapes whose mean acceptance at `temperature` is `alpha`, up to the variation
     between contexts.
 
     At another temperature the acceptance differs; a pair made for temperature 1 nearly always
-    agrees at 0. `packed` as in `specnb.loading.load_pair`. The models are made on `device`
-    in `dtype`; this also needs, temporarily, float32 copies of the largest matrices and 16 KiB for
-    each token of `vocab`.
+    agrees at 0. The models are made on `device` in `dtype`; this also needs, temporarily, float32
+    copies of the largest matrices and 16 KiB for each token of `vocab`.
 
     Raises `ValueError` for an alpha that no weight reaches, because the independent logits overlap
     more (at temperatures above 1) or the largest weight gives less.
@@ -79,8 +76,6 @@ def synthetic_pair(
     weight = _decisive_weight(parts) if temperature == 0 else _weight_for(alpha, parts, sampling)
     for part in parts:
         _weight(part.model.get_output_embeddings()).copy_(weight * part.shared_head + part.independent_head)
-        if packed:
-            pack(part.model)
     return Pair(parts[0].model, parts[1].model, _number_tokenizer(vocab))
 
 

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from specnb.models import cache
 from tiny import llama
 from torch import Tensor
 
 from notebooks.support.cache_view import Snapshot, snapshot
-from specnb.models import cache
 from studies.batching import batch_layouts
 from studies.batching.batch_layouts import LAYOUTS
 

@@ -28,6 +28,7 @@ from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from specnb.decoding import generate as loop
 from specnb.decoding import step
 from specnb.decoding.auto_gamma import FIXED, Auto
+from specnb.models import probe
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import (
@@ -42,7 +43,6 @@ from specnb.cost import measure_costs
 from specnb.distributions import Sampling
 from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.fast import Captured
-from specnb.models import probe
 from specnb.ngram import PromptLookupDrafter
 from specnb.sampler import STARTED, Generation, Hooks, ProgressReader, forget_compiled, generate
 from specnb.statistics import BOUNDS, machine

@@ -6,12 +6,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from drafter_kinds import attending_some, near_model
 from torch import Tensor
 
 from specnb.drafters import Context, Proposal
 from specnb.heads import FallbackDrafter
 from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome
+from specnb.sampler import generate
 
 
 class Heard(PromptLookupDrafter):
@@ -50,3 +52,9 @@ def test_both_parts_are_told_what_the_loop_says() -> None:
     assert proposal.q.dtype == torch.float64
     # The host has read whether all rows copy, so the model need not spare it the wait.
     assert model.heard[-1] == (context._replace(waits=True), uniforms)
+
+
+def test_gamma_auto_is_the_number_of_tokens_that_are_copied() -> None:
+    drafter = FallbackDrafter(PromptLookupDrafter(4, shortest=2), attending_some(), 5)
+    made = generate(near_model("llama"), [[0, 1, 0, 1], [2, 3]], drafter, max_new_tokens=12, progress=False)
+    assert made.record.gamma == 5

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from specnb.models import compilation
 
 from specnb.fast import Compiled
-from specnb.models import compilation
 
 
 def test_a_compiled_function_is_compiled_once_for_each_shape(monkeypatch: pytest.MonkeyPatch) -> None:

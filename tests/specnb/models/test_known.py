@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from specnb.models import packing
 from specnb.models.known import known_of
 from tiny import llama
 from torch import nn
@@ -17,7 +18,6 @@ from transformers import PreTrainedModel
 
 from specnb import beam_search, check_model, generate
 from specnb.fast import PACKED, PackedLinear, pack
-from specnb.models import packing
 
 PROMPTS: list[list[int]] = [[1, 2], [3]]
 ASKED: dict[str, Any] = {"max_new_tokens": 6, "progress": False}

@@ -15,11 +15,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from specnb.models import packing
 from tiny import qwen2
 from torch import Tensor, nn
 
 from specnb.fast import PACKED, ROWS, PackedLinear, fastest, least_seconds, pack
-from specnb.models import packing
 
 NEEDS_ONEDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="oneDNN is not in this torch")
 PRODUCTS = range(PACKED + 1)

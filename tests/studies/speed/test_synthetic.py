@@ -15,7 +15,7 @@ KEPT = [53555.02276056572, 29187.000123639682]
 
 
 def small_pair(alpha: float = 0.7, seed: int = 0) -> Pair:
-    return synthetic_pair(alpha, LARGE, SMALL, vocab=512, context=128, packed=False, seed=seed)
+    return synthetic_pair(alpha, LARGE, SMALL, vocab=512, context=128, seed=seed)
 
 
 @torch.inference_mode()
