@@ -18,7 +18,7 @@ PIPELINE = python .ci/pipeline.py --cores $(CORES) --quiet rules host
 reproduce accept sweep test fast nbval: export GOMP_SPINCOUNT ?= 0
 
 FOLDERS = audit data figures notebooks profiles specnb
-.PHONY: help tests docs $(FOLDERS) environment reproduce accept sweep test fast wheel nbval lint lab book studies engines models distilled features paper lock clean
+.PHONY: help tests docs $(FOLDERS) environment reproduce accept sweep test fast wheel nbval lint lab book demo studies engines models distilled features paper lock clean
 
 reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
 	$(PIPELINE)
@@ -39,7 +39,7 @@ lint: environment  ## style, types, and imports that point downwards
 	ruff check && ruff format --check && mypy && lint-imports --no-logo
 
 fast: environment  ## the tests, and the examples in docstrings
-	pytest -n $(CORES) --doctest-modules specnb specnb_cli.py audit/specnb_audit audit/audit_studies studies notebooks/support
+	pytest -n $(CORES) --doctest-modules specnb audit/specnb_audit audit/audit_studies studies notebooks/support
 	pytest -n $(CORES) --dist loadscope --no-loadscope-reorder
 
 nbval: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR)/build/own)
@@ -55,6 +55,9 @@ book: environment  ## notebooks as committed, guides, claims and interface as pa
 
 lab: environment  ## explore the notebooks in JupyterLab
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
+
+demo: environment  ## a real model with and without speculation, timed (about a minute; fetches 93 MB the first time)
+	python -m studies.real.demo
 
 studies: export OMP_NUM_THREADS = $(or $(THREADS),1)
 studies: environment  ## measure the committed tables that take long (ONLY=bug_suite: one of them; SMALL=1: a trial); run again, it goes on

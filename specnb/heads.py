@@ -30,7 +30,6 @@ from specnb.cache import RaggedCache, decoder_config
 from specnb.distributions import Sampling, require_sampling, sample, standardise
 from specnb.drafters import ChainDrafter, Context, Drafter, Proposal, padded, require_own_batch
 from specnb.fast import Compile, pack, shared_copy
-from specnb.models.checkpoints import write_checksums
 from specnb.number_checks import shown
 from specnb.rules import Outcome
 from specnb.support import require_supported, vocabulary
@@ -142,16 +141,15 @@ KINDS: dict[str, type[nn.Module]] = {"attention": AttentionHead}
 
 
 def save_head(head: Any, folder: Path) -> None:
-    """Writes the weights in bfloat16, the settings, and their checksums."""
+    """Writes the weights in bfloat16, and the settings."""
     folder.mkdir(parents=True, exist_ok=True)
     (kind,) = (name for name, made in KINDS.items() if isinstance(head, made))
     weights = {name: weight if name == "proposed" else weight.bfloat16() for name, weight in head.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"kind": kind} | head.settings, indent=1) + "\n", encoding="utf-8")
-    write_checksums(folder)
 
 
-def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
+def load_head(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     """The head that `save_head` wrote to `folder`.
 
     Raises `ValueError` for another kind of head, `OSError` for a file that is not there, and what
@@ -162,6 +160,7 @@ def load_head(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
     >>> load_head(folder).settings
     {'width': 8, 'hidden': 16, 'heads': 2, 'layers': [-1]}
     """
+    folder = Path(folder)
     settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     kind = settings.pop("kind", None)
     if kind not in KINDS:

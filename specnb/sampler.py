@@ -28,7 +28,7 @@ from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel
-from specnb.loading import Pair
+from specnb.loading import Pair, encoded
 from specnb.ngram import PromptLookupDrafter
 from specnb.number_checks import require_whole, shown, whole, whole_numbers
 from specnb.record import CompletedRow, StepRecord, StepTimer, merge_rows
@@ -639,14 +639,6 @@ def _token_list(number: int, prompt: Any, tokenizer: Any) -> list[int]:
     if tokens is None:
         raise TypeError(f"prompt {number} is {shown(prompt)}; each prompt is a list of tokens, which are whole numbers")
     return tokens
-
-
-def encoded(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of `text`, with what the tokenizer adds; nothing is added to a text that begins
-    with the begin token already."""
-    begin: Any = getattr(tokenizer, "bos_token", None)
-    twice = bool(begin) and text.startswith(begin)
-    return list(tokenizer(text, add_special_tokens=not twice)["input_ids"])
 
 
 def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:

@@ -18,10 +18,10 @@ def test_editable_installs_are_imported_from_the_folder_above(tmp_path: Path) ->
     """Git clones into a folder called `specnb`; seen from above, that folder is a package without
     content."""
     checkout = tmp_path / "specnb"
-    for name in ("pyproject.toml", "LICENSE", "docs/package.md", "specnb_cli.py"):
+    for name in ("pyproject.toml", "LICENSE", "docs/package.md"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
-    for folder in ("specnb", "audit", "data/pair", "data/smollm2-head"):
+    for folder in ("specnb", "audit", "data/pair"):
         ignored = shutil.ignore_patterns("*.safetensors", "*.json", "*.egg-info")
         shutil.copytree(ROOT / folder, checkout / folder, ignore=ignored)
     (checkout / "specnb/__init__.py").write_text("")  # imports nothing, so the test is fast

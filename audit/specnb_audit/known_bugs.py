@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from specnb.decoding import generate as loop
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -20,7 +19,8 @@ from specnb.cache import CachedModel
 from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.rules import Outcome
-from specnb.sampler import Hooks
+from specnb.sampler import Generation, Hooks
+from specnb.sampler import generate as decode
 from specnb_audit.bugs.bug import Bug
 from specnb_audit.bugs.loop import LOOP_BUGS, Reseeded
 from specnb_audit.bugs.step import FILTERS, step_bugs
@@ -67,13 +67,13 @@ def generate(
     drafter: PreTrainedModel | Drafter,
     hooks: Hooks = Hooks(),
     **settings: Any,
-) -> loop.Generation:
+) -> Generation:
     """`specnb.sampler.generate` with `bug`; the tokens should have the distribution under
     `bug.claimed`.
 
     A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of
-    `loop.generate` except sampling and rule; the `batch_class` of `hooks` is the bug's. Raises what
-    that raises, and `TypeError` for a drafter that cannot have the bug.
+    `specnb.sampler.generate` except sampling, rule and check, which would find some bugs; the
+    `batch_class` of `hooks` is the bug's. Raises what that raises, and `TypeError` for a drafter that cannot have the bug.
     """
     changes_draft = bug.sampled or bug.q or (bug.draft_class and not bug.batch)
     if isinstance(drafter, PreTrainedModel):
@@ -86,4 +86,4 @@ def generate(
 
     sampling = Sampling() if bug.p else bug.claimed
     hooks = replace(hooks, batch_class=bug.batch)
-    return loop.generate(target, prompts, drafter, sampling=sampling, rule=rule, hooks=hooks, **settings)
+    return decode(target, prompts, drafter, sampling=sampling, rule=rule, hooks=hooks, check=False, **settings)

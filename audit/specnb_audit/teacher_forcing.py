@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.cache import cache_argument
-from specnb.check import mean_difference, probe_tokens, rounding
-from specnb.distributions import Sampling
+from specnb.check import probabilities, probe_tokens, rounding
+from specnb.distributions import Sampling, total_variation
 from specnb.support import TokenMap, context_limit
 from specnb.support import vocabulary as vocabulary_of
 from specnb_audit.bets import CutoffGap, Row, steps_between
@@ -289,7 +289,7 @@ def require_causal(model: PreTrainedModel) -> None:
         "depend on the sequences beside it": (torch.cat(_read(model, [long, short])), torch.cat([alone, own])),
     }
     for reason, pair in ways.items():
-        difference = mean_difference(*pair)
+        difference = _mean_difference(*pair)
         if difference > rounding(model.dtype):
             raise ValueError(
                 f"{type(model).__name__} cannot be audited: the distributions of a sequence {reason}, by "
@@ -306,11 +306,16 @@ def agrees_in_pieces(model: PreTrainedModel) -> bool:
         long, _ = _probes(model)
         try:
             pieces = torch.cat([logits for _, _, logits in _in_pieces(model, long, 3, vocabulary_of(model))])
-            agrees = mean_difference(pieces, *_read(model, [long])) <= rounding(model.dtype)
+            agrees = _mean_difference(pieces, *_read(model, [long])) <= rounding(model.dtype)
         except Exception:  # a state that cannot be continued
             agrees = False
         _in_pieces_as_whole[model] = agrees
     return _in_pieces_as_whole[model]
+
+
+def _mean_difference(logits: Tensor, other: Tensor) -> float:
+    """The mean total variation between the distributions of logits `(..., vocab)`."""
+    return float(total_variation(probabilities(logits), probabilities(other)).mean())
 
 
 def _probes(model: PreTrainedModel) -> tuple[Completion, Completion]:

@@ -12,13 +12,14 @@ import pytest
 import torch
 from beam_bugs import BEAM_BUGS, TREE_BUGS
 from distributions_for_tests import distribution_pair
-from specnb.decoding import generate as loop
 from tiny import llama, near_copy
 
 from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
 from specnb.distributions import Conditional, Sampling, residual
 from specnb.drafters import ModelDrafter
 from specnb.rules import Rule
+from specnb.sampler import generate as plain_generate
+from specnb_audit import known_bugs as registry
 from specnb_audit.bugs.bug import Kind, KnownBug
 from specnb_audit.bugs.step import merged_distribution, step_bugs
 from specnb_audit.known_bugs import (
@@ -111,7 +112,7 @@ SETTINGS: dict[str, Any] = {"gamma": 3, "max_new_tokens": 8, "seed": 5, "progres
 
 def test_without_a_bug_it_is_the_loop_itself() -> None:
     assert generate(EXACT, TARGET, PROMPTS, DRAFT, **SETTINGS).tokens == (
-        loop.generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
+        plain_generate(TARGET, PROMPTS, DRAFT, **SETTINGS).tokens
     )
 
 
@@ -125,7 +126,7 @@ def test_every_bug_generates(name: str) -> None:
 def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of how draft tokens are sampled and reported, and of the draft's cache unless the batch
     has them too."""
-    monkeypatch.setattr(loop, "generate", lambda target, prompts, drafter, **more: drafter)
+    monkeypatch.setattr(registry, "decode", lambda target, prompts, drafter, **more: drafter)
     drafter = ModelDrafter(DRAFT)
     need = [name for name, bug in KNOWN_BUGS.items() if bug.q or bug.sampled or (bug.draft_class and not bug.batch)]
     assert {"raw-q", "greedy-draft-soft-q", "bonus-missing-in-draft"} <= set(need)
@@ -135,7 +136,7 @@ def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(TypeError, match=words):
                 generate(bug, TARGET, PROMPTS, drafter)
         else:
-            assert generate(bug, TARGET, PROMPTS, drafter) is drafter  # type: ignore[comparison-overlap]
+            assert generate(bug, TARGET, PROMPTS, drafter) is drafter
 
 
 def test_every_bug_is_described_once() -> None:

@@ -1,6 +1,6 @@
 """Every bug of the bug suite fails the test of the implementation distribution.
 
-The correct loop passes it in tests/specnb/decoding/test_implementation_distribution.py.
+The correct loop passes it in tests/specnb/test_implementation_distribution.py.
 """
 
 from dataclasses import replace

@@ -1,11 +1,12 @@
 """Hierarchical drafts on the real model: its first layers draft, and copies draft for these.
 
-One line for each kind of text, temperature and number of layers, over the prompts of `workloads`,
-counted, not timed: `alpha`, the mean overlap of the layers' distributions and the target's along
-the target's own answers; in the loop `tokens_per_step`, and `passes`, the forward passes of the
-layers in a step. `c` is their parameters over the target's, which are the bytes that a pass reads.
-If verifying is free, `alone` is the speed-up of the layers with one pass for each draft token, and
-`nested` with the passes that were made, as in Theorem 3.8. With 95% intervals over prompts.
+One line for each kind of text, temperature and number of layers, over prompts of
+data/workloads.jsonl, counted, not timed: `alpha`, the mean overlap of the layers' distributions and
+the target's along the target's own answers; in the loop `tokens_per_step`, and `passes`, the
+forward passes of the layers in a step. `c` is their parameters over the target's, which are the
+bytes that a pass reads. If verifying is free, `alone` is the speed-up of the layers with one pass
+for each draft token, and `nested` with the passes that were made, as in Theorem 3.8. With 95%
+intervals over prompts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from specnb.sampler import generate
 from specnb.statistics import ratio_of_sums
 from studies.drafters.early_exit import early_exit
 from studies.drafters.hierarchical import HierarchicalDrafter
-from studies.real.workloads import model_and_tokenizer, prompts_of
+from studies.real.smollm2 import model_and_tokenizer, prompts_of
 from studies.study import Study, columns
 
 

@@ -19,9 +19,8 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from typing import Any
 
-from specnb.demo import FILE, downloaded
 from specnb.distributions import Sampling
-from studies.files import ROOT
+from studies.real.smollm2 import fetched
 
 AGREEING, DRAFTED = 3, 8
 THREADS = 2
@@ -58,11 +57,8 @@ def _ask(copies: bool, asked: dict[str, Any], number: int, prompt: list[int]) ->
 def _server(copies: bool) -> Any:
     import xllamacpp as engine
 
-    folder = ROOT / "build" / "llama_cpp"
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / FILE if (folder / FILE).exists() else downloaded(folder)
     params = engine.CommonParams()
-    params.model.path = str(file)
+    params.model.path = str(fetched())
     params.n_ctx, params.n_parallel = CONTEXT, 1
     params.n_gpu_layers, params.cache_ram_mib, params.warmup, params.verbosity = 0, 0, False, -1
     for threads in (params.cpuparams, params.cpuparams_batch):

@@ -23,7 +23,8 @@ from specnb.sampler import generate
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
 from studies.drafters.early_exit import early_exit
-from studies.real.workloads import KINDS, head_drafter, model_and_tokenizer, prompts_of
+from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of
+from studies.real.workloads import KINDS
 from studies.study import Study
 
 LAYERS = 15

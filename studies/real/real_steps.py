@@ -16,8 +16,8 @@ import numpy as np
 
 import specnb
 from specnb.distributions import uniforms
+from studies.real.smollm2 import model_and_tokenizer, prompts_of
 from studies.real.step_view import step_views
-from studies.real.workloads import model_and_tokenizer, prompts_of
 from studies.study import Study
 
 

@@ -20,29 +20,27 @@ drafts and has accepted (`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from specnb.cost import measure_costs
-from specnb.demo import smollm2
 from specnb.distributions import Sampling
 from specnb.fast import Compile
-from specnb.heads import AttentionDrafter, FallbackDrafter, load_head
-from specnb.loading import Pair, load_model
+from specnb.heads import FallbackDrafter
+from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
 from specnb.record import now
 from specnb.sampler import Hooks, Sampler, generate, slots_for
 from specnb.statistics import Job, bootstrap, time_round
-from studies.files import data_file
 from studies.real import llama_cpp
+from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of
 from studies.study import Study, columns
 
 KINDS = ("chat", "summary", "quotation", "edit", "code")
@@ -57,29 +55,6 @@ temperature 0 where n draft tokens add 0.035 n to the cost of a step; at 0 it is
 CONTEXT = 192  # tokens before the forward passes that are timed alone
 LENGTHS = (1, 3, 6, 11)  # of the forward passes that are timed alone
 Made = tuple[int, list[int]]  # tokens, and how many of them each step verified
-
-
-@cache
-def model_and_tokenizer(dtype: str, device: str = "cpu") -> tuple[PreTrainedModel, Any]:
-    """The real model, and its tokenizer with the chat template."""
-    return load_model(smollm2(), device, getattr(torch, dtype)), AutoTokenizer.from_pretrained(smollm2())
-
-
-def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
-    """The first `count` prompts of a kind, as the chat template writes them."""
-    lines = map(json.loads, data_file("workloads.jsonl").read_text(encoding="utf-8").splitlines())
-    return [as_chat(tokenizer, line["prompt"]) for line in lines if line["kind"] == kind][:count]
-
-
-def head_drafter(target: PreTrainedModel, sampling: Sampling, **settings: Any) -> AttentionDrafter:
-    """Drafts with the head that was trained for the real model (`studies.training.real_head`)."""
-    return AttentionDrafter(target, load_head(data_file("smollm2-head"), target.dtype), sampling, **settings)
-
-
-def as_chat(tokenizer: Any, words: str) -> list[int]:
-    """The tokens of a user's turn, as the chat template writes it."""
-    turn = [{"role": "user", "content": words}]
-    return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"])
 
 
 def samplers_of(

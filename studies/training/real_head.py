@@ -40,7 +40,8 @@ from specnb.statistics import ratio_of_sums
 from specnb.step import IDLE, Batch, Setup
 from studies import corpus, study
 from studies.files import ROOT
-from studies.real.workloads import KINDS, as_chat, head_drafter, model_and_tokenizer, prompts_of
+from studies.real.smollm2 import as_chat, head_drafter, model_and_tokenizer, prompts_of
+from studies.real.workloads import KINDS
 from studies.training.distillation import for_acceptance
 from studies.training.feature_drafts import Attention
 from studies.training.training import Learner, adam, add_note, size_of, taken_over, train

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 from transformers import (
@@ -29,7 +29,6 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from specnb.models.checkpoints import write_checksums
 from studies import corpus
 from studies.corpus import DATA
 from studies.files import ROOT
@@ -38,6 +37,7 @@ END = "<|endoftext|>"
 VOCABULARY = 4096
 CONTEXT = 512
 SEED = 0
+CHECKSUMS = "SHA256SUMS"
 Batch = TypeVar("Batch")
 MUON_RATE, ADAM_RATE = 0.02, 0.003
 SHAPES: dict[str, dict[str, Any]] = {
@@ -200,7 +200,8 @@ BUDGETS = {"target": Budget(steps=1_700, batch=16), "draft": Budget(steps=3_000,
 
 
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `VOCABULARY` tokens whose only special token ends a file."""
+    """A byte-level BPE of `VOCABULARY` tokens; its only special token ends a file, and begins every
+    text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -209,6 +210,8 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         vocab_size=VOCABULARY, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
+    begin = [(END, tokenizer.token_to_id(END))]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=begin)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=END, bos_token=END, clean_up_tokenization_spaces=False
     )
@@ -281,10 +284,12 @@ def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Pat
 
 
 def add_note(folder: Path, note: dict[str, Any]) -> None:
-    """Writes how a model was trained, `training.json`, and the checksums of all files of
-    `folder`."""
+    """Writes how a model was trained, `training.json`, and the SHA-256 of all files of `folder`, as
+    `sha256sum -c` reads them."""
     (folder / "training.json").write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
-    write_checksums(folder)
+    files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != CHECKSUMS)
+    lines = [f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in files]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def size_of(model: nn.Module) -> int:

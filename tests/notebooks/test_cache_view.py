@@ -8,7 +8,7 @@ from tiny import llama
 from torch import Tensor
 
 from notebooks.support.cache_view import Snapshot, snapshot
-from specnb.models import cache
+from specnb import cache
 from studies.batching import batch_layouts
 from studies.batching.batch_layouts import LAYOUTS
 

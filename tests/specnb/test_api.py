@@ -55,10 +55,8 @@ def test_a_wheel_holds_every_folder_of_its_package_and_the_sampler_s_the_weights
     packaged = tomllib.loads((above / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
     folders = {".".join(file.parent.relative_to(above).parts) for file in (above / package).rglob("__init__.py")}
     pair = {f"specnb._pair.{model}" for model in ("target", "draft") if package == "specnb"}
-    head = {"specnb._head"} if package == "specnb" else set()
-    assert set(packaged) == folders | pair | head
+    assert set(packaged) == folders | pair
     assert all((PROJECT / "data/pair" / name.split(".")[-1] / "model.safetensors").exists() for name in pair)
-    assert (PROJECT / "data/smollm2-head/model.safetensors").exists()
 
 
 INVENTORIES = [file for package, above in PACKAGES.items() for file in (above / package).rglob("__init__.py")]

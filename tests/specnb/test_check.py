@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from specnb import Sampler, beam_search, check_model, generate
-from specnb.cache import cache_argument, prefill
+from specnb.cache import prefill
 from specnb.check import Check, difference_from_itself, require_agreement, rounding, thresholds
 from specnb.drafters import TreeDrafter
 
@@ -44,9 +44,9 @@ def _made(model: PreTrainedModel) -> PreTrainedModel:
     return model.double().eval()  # type: ignore[no-any-return]
 
 
-def roomy(dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+def roomy(dtype: torch.dtype = torch.float64, seed: int = 1) -> PreTrainedModel:
     """A Llama of 128 positions."""
-    model = llama(VOCAB, dtype=dtype)
+    model = llama(VOCAB, seed, dtype)
     model.config.max_position_embeddings = 128
     return model
 
@@ -105,14 +105,12 @@ def sees_the_future() -> PreTrainedModel:
     return _made(BertLMHeadModel(BertConfig(**SIZES)))
 
 
-def _change_of_logits(change: Callable[[Tensor, int], Tensor], dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    """A Llama whose `logits`, of a pass that ends after so many tokens, are changed."""
+def _changed_logits(change: Callable[[Tensor, dict[str, Any]], Tensor], dtype: torch.dtype) -> PreTrainedModel:
+    """A Llama whose logits are changed, by the arguments of a forward pass."""
     model = roomy(dtype)
 
     def after(module: Any, args: Any, given: dict[str, Any], made: Any) -> Any:
-        tokens = given["input_ids"].shape[1]
-        cache = given.get(cache_argument(module))
-        made.logits = change(made.logits, tokens if cache is None else max(cache.get_seq_length(), tokens))
+        made.logits = change(made.logits, given)
         return made
 
     model.register_forward_hook(after, with_kwargs=True)
@@ -123,30 +121,25 @@ def hot_from(length: int, dtype: torch.dtype = torch.float64) -> PreTrainedModel
     """Distributions are flatter from token number `length` on, which no configuration names; the
     model counts as its cache does."""
 
-    def change(logits: Tensor, end: int) -> Tensor:
+    def change(logits: Tensor, given: dict[str, Any]) -> Tensor:
+        end, cache = given["input_ids"].shape[1], given.get("cache", given.get("past_key_values"))
+        end = end if cache is None else max(cache.get_seq_length(), end)
         places = torch.arange(end - logits.shape[1], end)[:, None]
         return logits.where(places < length, 0.3 * logits)
 
-    return _change_of_logits(change, dtype)
+    return _changed_logits(change, dtype)
 
 
-def depending_on_width(strength: float, dtype: torch.dtype = torch.float64) -> PreTrainedModel:
-    """Like experts of limited capacity: a distribution depends on how many tokens a pass has."""
-    model = roomy(dtype)
-
-    def after(module: Any, args: Any, given: dict[str, Any], made: Any) -> Any:
-        made.logits = made.logits * (1 + strength * given["input_ids"].shape[1])
-        return made
-
-    model.register_forward_hook(after, with_kwargs=True)
-    return model
+def sharper_by(size: Callable[[dict[str, Any]], float]) -> PreTrainedModel:
+    """Distributions depend on the `size` of a pass."""
+    return _changed_logits(lambda logits, given: logits * (1 + size(given)), torch.float64)
 
 
 def llama4(floor_scale: int = 16) -> PreTrainedModel:
     """Without rotary positions; attention has another temperature from `floor_scale` on."""
     sizes = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 128, "intermediate_size_mlp": 16}
     config = Llama4TextConfig(**sizes, head_dim=8, num_local_experts=2, no_rope_layers=[0, 0], attn_scale=2.0,
-                              floor_scale=floor_scale, attention_chunk_size=None,
+                              floor_scale=floor_scale, attention_chunk_size=128,
                               layer_types=["full_attention"] * 2)  # fmt: skip
     return _made(Llama4ForCausalLM(config))
 
@@ -249,17 +242,17 @@ def test_what_is_wrong_only_with_as_many_slots_as_a_pass_reads_is_found_in_the_f
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_change_at_a_length_that_no_configuration_names_is_found(draft: Any, dtype: torch.dtype) -> None:
     """Before it, tokens are returned; a prompt beyond it is refused after a step, one that reaches
-    it at its end, and a long one among short ones, too."""
+    it at its end at the latest, and one that takes over a row, too."""
     model, asked = hot_from(20, dtype), {"max_new_tokens": 10, "seed": 2}
     if draft == "model":
-        draft = llama(VOCAB, seed=5, dtype=dtype)
+        draft = roomy(dtype, seed=5)
     if draft == "tree":
-        draft = TreeDrafter(llama(VOCAB, seed=5, dtype=dtype), (-1, -1, 0))
+        draft = TreeDrafter(roomy(dtype, seed=5), (-1, -1, 0))
     assert len(generate(model, [[3, 4], [5]], draft, **asked).tokens) == 2  # type: ignore[arg-type]
     for prompts, where in (
-        ([[3, 4] * 12], "first step"),
-        ([[3], [3, 4] * 7], "completion"),
-        ([[3], [5, 5, 6], [3, 4] * 7], "completion"),
+        ([[3, 4] * 12], "in the first step"),
+        ([[3], [3, 4] * 7], "was decoded from wrong distributions"),
+        ([[3], [5, 5, 6], [3, 4] * 7], "in a completion"),
     ):
         with pytest.raises(TypeError, match=where):
             generate(model, prompts, draft, batch_size=2, **asked)  # type: ignore[arg-type]
@@ -299,9 +292,10 @@ PROMPT, TOKENS = [3, 4, 5], [7, 8, 9, 3, 3, 11, 4, 20, 21, 5, 6, 1, 9, 9, 2, 0]
 
 
 @torch.inference_mode()
-def own_log_probs(model: PreTrainedModel) -> Tensor:
+def own_log_probs(model: PreTrainedModel, factor: float = 1.0) -> Tensor:
+    """Of logits times `factor`."""
     logits = model(input_ids=torch.tensor([PROMPT + TOKENS]), use_cache=False).logits[0, len(PROMPT) - 1 : -1]
-    return torch.log_softmax(logits.double(), dim=-1).gather(-1, torch.tensor(TOKENS)[:, None])[:, 0]
+    return torch.log_softmax(factor * logits.double(), dim=-1).gather(-1, torch.tensor(TOKENS)[:, None])[:, 0]
 
 
 @torch.inference_mode()
@@ -360,13 +354,26 @@ def test_16_bits_without_memory_for_a_copy_are_a_warning_up_to_their_rounding(mo
         check.completion(PROMPT, TOKENS, own + 0.5)
 
 
-def test_a_model_that_disagrees_with_itself_is_refused_and_a_little_of_it_is_a_warning() -> None:
-    little, much = depending_on_width(0.002), depending_on_width(0.2)
-    in_the_loop = own_log_probs(roomy())  # passes of few tokens
-    with pytest.warns(RuntimeWarning, match="differ among themselves"):
-        Check(little, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
-    with pytest.raises(TypeError, match="disagrees with itself"):
-        Check(much, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
+SIZES_OF_A_PASS: dict[str, Callable[[dict[str, Any]], float]] = {
+    "tokens": lambda given: 0.01 * given["input_ids"].shape[1],
+    "tokens of all rows": lambda given: 0.01 * given["input_ids"].numel(),
+    "with a cache": lambda given: float(given["use_cache"]),
+    "with a cache, a little": lambda given: 0.02 * given["use_cache"],
+}
+
+
+@pytest.mark.parametrize("name", SIZES_OF_A_PASS)
+def test_a_model_whose_own_passes_differ_is_refused_or_a_warning(name: str) -> None:
+    """What other rows decide, as with dynamic quantisation, or a little of it, is a warning."""
+    size = SIZES_OF_A_PASS[name]
+    model, ours = sharper_by(size), {"input_ids": torch.zeros(1, 1), "use_cache": True}
+    in_the_loop = own_log_probs(roomy(), 1 + size(ours))
+    if name in ("tokens", "with a cache"):
+        with pytest.raises(TypeError, match=r"depends on the tokens after it|disagrees with itself"):
+            Check(model, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
+    else:
+        with pytest.warns(RuntimeWarning, match="differ among themselves"):
+            Check(model, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
 
 
 def test_nan_is_left_to_the_loop() -> None:

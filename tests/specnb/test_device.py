@@ -26,6 +26,7 @@ from drafter_kinds import CHAINS, DEEP, DEPTH_2, HIERARCHICAL, TREES, VOCAB, Tab
 from real_cuda import RealCuda
 from simulated_cuda import Event, SimulatedCuda, simulated_cuda
 from tiny import ARCHITECTURES, llama, mistral, near_copy, neox, qwen2, roomy_pair, without_tokenizer
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 from transformers import PreTrainedModel
 
@@ -37,7 +38,7 @@ from specnb.cost import measure_costs
 from specnb.distributions import Sampling
 from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.fast import Captured
-from specnb.ngram import PromptLookupDrafter
+from specnb.ngram import PromptLookupDrafter, UniformDrafter
 from specnb.sampler import Generation, Hooks, ProgressReader, Sampler, generate
 from specnb.statistics import BOUNDS, machine
 from specnb.step import Batch

@@ -17,7 +17,6 @@ import torch
 from tqdm import tqdm
 
 from specnb.loading import Pair, load_pair
-from specnb.sampler import Hooks
 from specnb_audit.auditor import Auditor
 from specnb_audit.bugs.bug import Bug
 from specnb_audit.known_bugs import EXACT, KNOWN_BUGS, generate
@@ -75,7 +74,7 @@ def chunk_of_completions(bug: Bug, pair: Pair, seeds: Sequence[int], chunk: int)
         starts = [prompts[(seed * 7 + one) % len(prompts)] for seed, one in numbers]
         rows = [seed * 1000 + one for seed, one in numbers]
         made = generate(
-            bug, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=length, eos=eos, hooks=Hooks(rows),
+            bug, pair.target, starts, pair.draft, gamma=GAMMA, max_new_tokens=length, eos=eos, numbers=rows,
             progress=False,
         )  # fmt: skip
         for (seed, _), prompt, tokens in zip(numbers, starts, made.tokens, strict=True):

@@ -21,7 +21,6 @@ from audit_studies.power.engine_checks import at_temperature_0
 from audit_studies.power.random_pair import VOCAB
 from specnb.distributions import Sampling, overlap
 from specnb.loading import Pair
-from specnb.sampler import Hooks
 from specnb.sampler import generate as plain_generate
 from specnb_audit.bets import Row
 from specnb_audit.bugs.bug import Bug
@@ -115,7 +114,7 @@ def sampled(bug: Bug, pair: Pair, seed: int, completions: int) -> Sampled:
         made = generate(
             bug, pair.target, [prompts()[row % PROMPTS] + chosen[row % PROMPTS] for row in rows], pair.draft,
             gamma=GAMMA, max_new_tokens=LENGTH - len(chosen[0]), eos=ends_of(bug), seed=seed, progress=False,
-            hooks=Hooks(rows),
+            numbers=rows,
         )  # fmt: skip
         decided = np.full((len(rows), LENGTH + 2 * GAMMA), -1)
         begun = made.record.emitted.cumsum(axis=1) - made.record.emitted + len(chosen[0])

@@ -1,8 +1,6 @@
 """The command `specnb-audit`: `specnb-audit audit TOKENS.jsonl --target FOLDER_OR_NAME` and its
 options.
 
-`specnb audit` does the same: `specnb` hands its commands over.
-
     audit_options        the options of `specnb-audit audit`
     audit                what it does
     collect, tokens_out  `specnb-audit collect`, and the files that it reads and writes; settings:

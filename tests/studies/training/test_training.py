@@ -1,6 +1,7 @@
 """Training: what is learned from, that every weight is, an interruption that changes nothing, and
 the pair's README."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from itertools import islice
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from script_files import ROOT
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -91,6 +93,14 @@ def test_an_interrupted_training_ends_with_the_same_bits(tmp_path: Path) -> None
             assert torch.equal(weight, again), name
     assert whole["1"].rates == [0.5 * MUON_RATE, 0.5 * ADAM_RATE]
     trained(list(range(STEPS)), folder)  # nothing is done again
+
+
+@pytest.mark.parametrize("checksums", sorted(ROOT.glob("data/**/SHA256SUMS")), ids=lambda file: file.parent.name)
+def test_committed_models_are_those_that_their_checksums_name(checksums: Path) -> None:
+    listed = [line.split() for line in checksums.read_text().splitlines()]
+    assert {"model.safetensors", "training.json"} <= {name for _, name in listed}
+    for digest, name in listed:
+        assert hashlib.sha256((checksums.parent / name).read_bytes()).hexdigest() == digest, name
 
 
 def test_the_readme_of_the_pair_has_the_measured_numbers() -> None:

@@ -122,7 +122,7 @@ def test_without_a_detection_in_the_first_group_the_others_are_left_out(
     def group(bug: object, pair: object, seeds: Sequence[int], chunks: object) -> list[Audited]:
         return [Audited("a", seed, 100, detected, None, 0.1, 0.0, 0.2, 500) for seed in seeds]
 
-    monkeypatch.setattr(bug_suite, "load_pair", lambda packed: None)
+    monkeypatch.setattr(bug_suite, "load_pair", lambda: None)
     monkeypatch.setattr(bug_suite, "audited", group)
     assert bug_suite.measure("no-residual", seeds=3 * GROUP, chunks=1).seed.tolist() == list(range(audits))
 
