@@ -73,7 +73,8 @@ def generate(
 
     A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of
     `specnb.sampler.generate` except sampling, rule and check, which would find some bugs; the
-    `batch_class` of `hooks` is the bug's. Raises what that raises, and `TypeError` for a drafter that cannot have the bug.
+    `batch_class` of `hooks` is the bug's. Raises what that raises, and `TypeError` for a drafter
+    that cannot have the bug.
     """
     changes_draft = bug.sampled or bug.q or (bug.draft_class and not bug.batch)
     if isinstance(drafter, PreTrainedModel):

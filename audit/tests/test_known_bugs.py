@@ -136,7 +136,8 @@ def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(TypeError, match=words):
                 generate(bug, TARGET, PROMPTS, drafter)
         else:
-            assert generate(bug, TARGET, PROMPTS, drafter) is drafter
+            made: object = generate(bug, TARGET, PROMPTS, drafter)
+            assert made is drafter
 
 
 def test_every_bug_is_described_once() -> None:

@@ -203,7 +203,8 @@ def measure(
         sampling = Sampling(temperature)
         about |= {"prompts": text, "temperature": temperature}
         added: dict[str, dict[str, Compile]] = {"call": {"eager": False}, "compiled": {"compiled": True}}
-        ways = own_ways(given, sampling, rows, new_tokens, {"graph": "graph"} | added.get(kind, {}))
+        modes_of: dict[str, Compile] = {"graph": "graph", **added.get(kind, {})}
+        ways = own_ways(given, sampling, rows, new_tokens, modes_of)
         if others and kind == "call":
             ways |= other_ways(given, sampling, rows, new_tokens)
         costs = costs_of(given, rows, "graph", lengths, repetitions)

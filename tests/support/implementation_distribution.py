@@ -39,7 +39,7 @@ class Case:
     """One setting of the loop; `rows` completions are sampled, equally many of each prompt.
 
     `made_drafter` knows the names of drafters. All other kinds are in
-    tests/specnb/drafting/test_all_drafters.py.
+    tests/specnb/test_drafters.py.
     """
 
     architecture: str
