@@ -20,15 +20,11 @@ shape.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
-import scipy  # its parts, which take a second, are imported when first used
-import torch
 from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
-
-from specnb.distributions import residual
 
 Array = NDArray[np.float64]
 VerifyCost = Callable[[NDArray[np.int64]], ArrayLike]
@@ -261,20 +257,28 @@ def solve_alpha(tokens_per_step: float, gamma: int) -> float:
         raise ValueError(f"gamma is {gamma}; without drafts every alpha gives one token per step")
     if not 1 <= tokens_per_step <= gamma + 1:
         raise ValueError(f"tokens_per_step is {tokens_per_step}; with gamma = {gamma} it lies in [1, {gamma + 1}]")
-    return float(scipy.optimize.brentq(lambda alpha: expected_tokens(alpha, gamma) - tokens_per_step, 0.0, 1.0))
+    low, high = 0.0, 1.0
+    for _ in range(60):  # bisection, until both are as good as one number
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, gamma) < tokens_per_step else (low, middle)
+    return low
 
 
 def lenient_distribution(
-    p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"], lenience: float
-) -> Float[Tensor, "*#batch vocab"]:
-    """The distribution `(..., vocab)` of the token emitted where a draft token was tested.
+    p: Float[Any, "*#batch vocab"], q: Float[Any, "*#batch vocab"], lenience: float
+) -> Float[Any, "*#batch vocab"]:
+    """The distribution `(..., vocab)` of the token emitted where a draft token was tested; tensors of
+    torch.
 
     min(q, p/l) + (1 - alpha(l)) residual. It is at most max(p, q), at most p/l, and at least
     p (1 - alpha(l)) / (1 - alpha(1)), which can be 0. Equal to p at l = 1.
 
+    >>> import torch
     >>> lenient_distribution(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]), lenience=0.8)
     tensor([0.3750, 0.6250])
     """
-    accepted = torch.minimum(p / lenience, q)
+    from specnb.distributions import residual  # imports torch, without which the closed forms are quick
+
+    accepted = (p / lenience).minimum(q)
     rejected = (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0)
     return accepted + rejected * residual(p, q)

@@ -24,8 +24,6 @@ from specnb.distributions import Sampling
 from specnb.drafting.base import Drafter
 from specnb.drafting.choice import Draft, as_drafter
 from specnb.measure.cost import measure_costs, mid_generation
-from specnb.measure.explain import Explanation, explained
-from specnb.measure.predict import exactly
 from specnb.measure.statistics import Estimate, bootstrap
 from specnb.measure.timing import Job, measured_on, time_round
 from specnb.models.loading import Pair
@@ -62,12 +60,6 @@ class Speedup:
         """Of plain and of speculative decoding."""
         plain, speculative = self.tokens.sum(axis=0) / self.seconds.sum(axis=0)
         return float(plain), float(speculative)
-
-    @property
-    def explanation(self) -> Explanation:
-        """What the steps of these calls cost, by part, as `specnb.explain` says it."""
-        parts = {name: exactly(cost) for name, cost in self.parts.items()}
-        return explained(self.speedup.value, self.tokens_per_step, parts)
 
     def __str__(self) -> str:
         plain, speculative = self.tokens_per_second
@@ -113,8 +105,6 @@ def measure_speedup(
     >>> found = measure_speedup(pair, [[1], [2], [3]], gamma=2, max_new_tokens=8, rounds=1)
     >>> found.seconds.shape, found.predicted is not None
     ((3, 2), True)
-    >>> found.explanation.rest_is
-    'overhead and the prompt'
     """
     if isinstance(target, Pair):
         own: Any = target.draft
