@@ -40,7 +40,7 @@ AROUND = re.compile(
 )
 
 UNKNOWN_RIDGE = Range(153, 40, 400)  # of a device that is not named, for 16-bit weights, in tokens
-# The slowest of data/reference/small_batches.csv: in parts of the data sheet's arithmetic, and in tokens.
+# The slowest of audit/data/reference/small_batches.csv: in parts of the data sheet's arithmetic, and in tokens.
 SLOWEST = {"datacentre": 0.4, "workstation": 0.4, "Apple": 0.12}
 UNPACKING_RIDGE = 1.7  # of weights below 8 bits
 EXPERTS = 0.25  # times that for a mixture of experts, each of which sees few tokens

@@ -26,7 +26,7 @@ DEPENDENCE = Range(1.0, 0.75, 1.1)  # accepted draft tokens over Equation 1's, f
 COST_RATIO = Range(0.05, 0.0, 0.2)
 OVERHEAD_MS = Range(2.0, 0.0, 12.0)  # of a step
 PLAIN = 50.0  # tokens per second
-# Of the ratio of sizes in bytes, which gives c; 0.82 fits data/reference/draft_costs.csv.
+# Of the ratio of sizes in bytes, which gives c; 0.82 fits audit/data/reference/draft_costs.csv.
 EXPONENTS = {"params": 0.82, "layers": 0.75}
 AGREE = 0.03  # by what two reports of one acceptance may differ, both rounded
 

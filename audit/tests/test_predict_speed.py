@@ -22,7 +22,7 @@ from specnb_audit.predict_devices import GPUS, SLOWEST, UNPACKING_RIDGE, device_
 from specnb_audit.predict_numbers import Range
 from specnb_audit.predict_speed import EXPONENTS
 
-REFERENCE = Path(__file__).parents[2] / "data" / "reference"
+REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 FRACTION, GAMMA = st.floats(0, 1), st.integers(1, 32)
 examples = settings(derandomize=True, deadline=None, database=None, max_examples=60)
 FAST = (1e9, 1.0)  # teraflop/s and GB/s: arithmetic takes no time

@@ -42,7 +42,7 @@ On the real model (`studies.real.workloads`), m = 1, 2, 3, 4, 8: 0.20, 0.51, 0.6
 temperature 0; 0.12, 0.35, 0.53, 0.58, 0.82 at 1."""
 MATCH_WEIGHT, MATCH_LONG = 3.0, 0.98  # of copies, what `weight` and `long` are of other tokens
 MATCHES = 16  # longer ones count as this one
-EXPONENT = 0.82  # of the ratio of parameters, which gives c; see `specnb.measure.predict`
+EXPONENT = 0.82  # of the ratio of parameters, which gives c; it fits published costs of drafts
 
 
 @dataclass(frozen=True)
