@@ -214,7 +214,7 @@ def fit_steps(
     Raises
     ------
     ValueError
-        If there are fewer than two gammas, or a number is impossible.
+        If there are fewer than two gammas, a number is impossible, or the lines contradict each other.
 
     Notes
     -----
@@ -249,7 +249,14 @@ def fit_steps(
         noise = max(noise, float(np.sqrt((left**2).sum() / (len(rows) - 2))))
     errors = noise * np.random.default_rng(seed).standard_normal((DRAWS, 1 + len(rows)))
     errors[0] = 0  # the fit itself
-    costs = np.maximum(np.exp(errors[:, 1:]) @ solved.T, 0)
+    off = np.exp(errors[:, 1:])
+    costs = off @ solved.T
+    if (np.quantile(costs, 0.975, axis=0) <= 0).any():
+        raise ValueError(
+            "the lines contradict each other: more draft tokens took less time, or no time is left for a step"
+        )
+    level = off @ (1 / times) / (1 / times**2).sum()  # the cost of a step if it is the same at every gamma
+    costs = np.where(costs[:, 1:] < 0, np.stack([level, 0 * level], axis=1), np.maximum(costs, 0))
     if plain is not None:
         costs *= np.exp(errors[:, :1])
 
@@ -258,7 +265,7 @@ def fit_steps(
         gamma: np.mean([alpha for at, alpha in zip(gammas, alphas, strict=True) if at == gamma]) for gamma in gammas
     }
     tokens = expected_tokens(np.interp(tried, list(of_gamma), list(of_gamma.values())), tried)
-    steps = costs[:, :1] + costs[:, 1:] * tried
+    steps: Array = np.asarray(costs[:, :1] + costs[:, 1:] * tried, dtype=np.float64)
     fastest = (tokens / steps).argmax(axis=1)
     best = int(fastest[0])
     speedup, break_even = None, None

@@ -150,6 +150,12 @@ def test_a_line_without_drafts_is_plain_decoding_and_without_one_there_are_milli
     assert "needs plain, its tokens per second" in str(bare)
 
 
+def test_steps_that_seem_to_become_cheaper_cost_the_same_at_every_gamma() -> None:
+    found = fit_steps([(2, 2.2, 110.0), (4, 2.9, 147.9)], plain=100.0)  # 2.00 and 1.96 plain steps
+    assert found.per_token.value == 0 < found.per_token.high
+    assert 1.96 < found.fixed.value < 2
+
+
 def test_two_lines_predict_a_third_that_was_measured() -> None:
     """vLLM issue 20780: an EAGLE-3 head of Llama-3.1-8B at gamma 2, 4 and 7, 7.07 ms a token without."""
     lines = [(2, 2.36, 1000 / 4.32), (4, 3.08, 1000 / 4.05), (7, 3.54, 1000 / 4.29)]
@@ -181,6 +187,7 @@ def test_it_says_whether_to_speculate(a: float, b: float, alpha: float, said: st
         ([(1.5, 1.8, 140.0), (4, 2.9, 150.0)], "need whole gammas"),
         ([(1, 2.8, 140.0), (4, 2.9, 150.0)], "tokens_per_step is 2.8; with gamma = 1"),
         ([(1, 1.8, 0.0), (4, 2.9, 150.0)], "the speed of a line is 0.0"),
+        ([(2, 2.4, 100.0), (4, 3.0, 180.0)], "the lines contradict each other: more draft tokens took less time"),
     ],
 )
 def test_lines_that_cannot_be_are_refused(lines: list[tuple[float, ...]], message: str) -> None:
