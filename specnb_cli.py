@@ -1,5 +1,4 @@
-"""The command `specnb`: `specnb demo`, `specnb predict`, and the commands of specnb-audit where
-that is installed.
+"""The command `specnb`: `specnb demo`, and the commands of specnb-audit where that is installed.
 
 It stands beside the package because `import specnb` takes seconds. A command of the audit is handed
 over before that: it says in no time what is wrong with its options, and sets how threads wait,
@@ -19,18 +18,17 @@ AUDIT = {
     "audit": "test generated tokens against the target's distribution",
     "collect": "collect token ids from a server",
     "kernels": "enumerate the acceptance functions of engines",
+    "predict": "a speed-up from reported figures",
+    "explain": "what a step costs, and the best gamma, from a log",
 }
-PREDICT = "The same names as in `specnb.predict`, whose docstring says what each means and which others Python takes."
-EXAMPLE = "example: specnb predict --tokens-per-step 2.3 --gamma 5 --layers 32 2 --gpu A100-80GB"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status: 0, 2 for what cannot be, 130 if interrupted, or
     the audit's.
 
-    >>> main(["predict", "--alpha", "0.8", "--gamma", "4", "--cost-ratio", "0.05", "--verify-cost", "1.1"])
-    2.40 [1.79, 2.77] times plain decoding, 3.36 [2.77, 3.60] tokens per step, limited by acceptance
-    0
+    >>> main(["audit", "missing.jsonl", "--target", "."])  # prints one line to stderr
+    2
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if words and words[0] in AUDIT:
@@ -55,29 +53,14 @@ def _audit(words: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="specnb", description="Speculative decoding: a demonstration, a prediction.")
+    parser = argparse.ArgumentParser(prog="specnb", description="Speculative decoding: a demonstration.")
     parser.add_argument("--version", action="version", version=f"specnb {version('specnb')}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     demo = commands.add_parser("demo", help="a real model writes, faster than by plain decoding or not (fetches 93 MB)")
     demo.set_defaults(run=lambda options: import_module("specnb.demo").run())
-    _add_options(commands.add_parser("predict", help="a speed-up before any run", description=PREDICT, epilog=EXAMPLE))
     for name, words in AUDIT.items():
         commands.add_parser(name, help=f"{words} (specnb-audit)")
     return parser
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    for name in ("alpha", "tokens-per-step", "acceptance-rate", "gamma", "cost-ratio", "verify-cost", "batch"):
-        parser.add_argument(f"--{name}", type=float, metavar="X")
-    for name in ("params", "layers"):
-        parser.add_argument(f"--{name}", type=float, nargs=2, metavar=("TARGET", "DRAFT"))
-    parser.add_argument("--gpu", metavar="NAME")
-    parser.set_defaults(run=_predict)
-
-
-def _predict(options: argparse.Namespace) -> None:
-    given = {name: value for name, value in vars(options).items() if value is not None and name != "run"}
-    print(import_module("specnb").predict(**given))
 
 
 if __name__ == "__main__":

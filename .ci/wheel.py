@@ -118,9 +118,9 @@ def main() -> None:
 
         wheels = [install("specnb", ROOT)]
         run(python, "-c", GENERATE)
-        run("specnb", "predict", *PREDICT)
         run("specnb", "audit", "exact.jsonl", status=2)
         wheels.append(install("specnb-audit", ROOT / "audit"))
+        run("specnb-audit", "predict", *PREDICT)
         (pair,) = (env / "lib").glob("python*/site-packages/specnb/_pair")
         settings = ("--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", "32")
         run("specnb-audit", "audit", "exact.jsonl", *settings)

@@ -21,8 +21,6 @@ from specnb.decoding.auto_gamma import Auto
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter
 from specnb.loading import Pair
-from specnb.measure.explain import Explanation, explained
-from specnb.measure.predict import exactly
 from specnb.number_checks import require_whole
 from specnb.record import now
 from specnb.sampler import Draft, Generation, Tokens, as_drafter, generate, named_settings, padding_tokens, token_lists
@@ -59,12 +57,6 @@ class Speedup:
         """Of plain and of speculative decoding."""
         plain, speculative = self.tokens.sum(axis=0) / self.seconds.sum(axis=0)
         return float(plain), float(speculative)
-
-    @property
-    def explanation(self) -> Explanation:
-        """What the steps of these calls cost, by part, as `specnb.explain` says it."""
-        parts = {name: exactly(cost) for name, cost in self.parts.items()}
-        return explained(self.speedup.value, self.tokens_per_step, parts)
 
     def __str__(self) -> str:
         plain, speculative = self.tokens_per_second
@@ -110,8 +102,6 @@ def measure_speedup(
     >>> found = measure_speedup(pair, [[1], [2], [3]], gamma=2, max_new_tokens=8, rounds=1)
     >>> found.seconds.shape, found.predicted is not None
     ((3, 2), True)
-    >>> found.explanation.rest_is
-    'overhead and the prompt'
     """
     if isinstance(target, Pair):
         own: Any = target.draft

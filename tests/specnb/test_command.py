@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import subprocess
 import sys
 
 import pytest
 
-import specnb
 import specnb_cli
 from specnb_cli import main
 
@@ -28,15 +26,3 @@ def test_without_the_audit_one_sentence_says_how_to_get_it(
     assert main([command, "--help"]) == 2
     said = f"specnb: {command} is a command of the audit: pip install specnb-audit\n"
     assert capsys.readouterr() == ("", said)
-
-
-def test_predict_takes_names_of_the_function_and_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        main(["predict", "--help"])
-    named = {word.strip("-,").replace("-", "_") for word in capsys.readouterr().out.split() if word.startswith("--")}
-    assert named - {"help"} <= set(inspect.signature(specnb.predict).parameters)
-    assert main(["predict", "--alpha", "0.8"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        "specnb: gamma is missing; give it, or per_position, or tokens_per_step and acceptance_rate\n",
-    )

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from specnb.measure import recommend
 from tiny import roomy_pair
 
 from specnb.acceptance import Acceptance
 from specnb.cost import Costs
-from specnb.measure import recommend
 from specnb.speedup import predicted_speedup, recommend_gamma
 from specnb.statistics import Estimate
 from specnb.theory import walltime_improvement

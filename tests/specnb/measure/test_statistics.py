@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from scipy import stats
-
 from specnb.measure import statistics
+
 from specnb.statistics import (
     Estimate,
     below,
