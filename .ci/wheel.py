@@ -113,6 +113,7 @@ def main() -> None:
         wheels = [install("specnb", ROOT)]
         run(python, "-c", GENERATE)
         wheels.append(install("specnb-audit", ROOT / "audit"))
+        run("specnb-audit", "predict", *PREDICT)
         (pair,) = (env / "lib").glob("python*/site-packages/specnb/_pair")
         settings = ("--target", pair / "target", "--draft", pair / "draft", "--max-new-tokens", "32")
         run("specnb-audit", "audit", "exact.jsonl", *settings)

@@ -2,7 +2,7 @@
 
 A draft model proposes `gamma` tokens, one forward pass of the target verifies them, and a
 verification rule keeps a prefix of them so that the output distribution is exactly the target's.
-The names imported below are the public interface. The files, each of which imports only from those
+The names listed below are the public interface. The files, each of which imports only from those
 before it:
 
     reference.py       Algorithm 1 for one row, written to be read
@@ -40,22 +40,55 @@ before it:
 8
 """
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-from specnb import theory
-from specnb.acceptance import measure_acceptance
-from specnb.beam import beam_search
-from specnb.cache import crop
-from specnb.check import check_model
-from specnb.distributions import Sampling, overlap, residual, standardise, total_variation
-from specnb.drafters import Drafter, MixtureDrafter, ModelDrafter, Proposal
-from specnb.enumeration import joint_distribution, step_distribution
-from specnb.exactness import judge_drafter, judge_rule
-from specnb.loading import Pair, load_model, load_pair
-from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
-from specnb.record import StepRecord
-from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
-from specnb.sampler import Generation, Hooks, Sampler, generate
-from specnb.speedup import measure_speedup, recommend_gamma
+from importlib import import_module
+from importlib.metadata import version as _version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from specnb import theory
+    from specnb.acceptance import measure_acceptance
+    from specnb.beam import beam_search
+    from specnb.cache import crop
+    from specnb.check import check_model
+    from specnb.distributions import Sampling, overlap, residual, standardise, total_variation
+    from specnb.drafters import Drafter, MixtureDrafter, ModelDrafter, Proposal
+    from specnb.enumeration import joint_distribution, step_distribution
+    from specnb.exactness import judge_drafter, judge_rule
+    from specnb.loading import Pair, load_model, load_pair
+    from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
+    from specnb.record import StepRecord
+    from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
+    from specnb.sampler import Generation, Hooks, Sampler, generate
+    from specnb.speedup import measure_speedup, recommend_gamma
 
 __version__ = _version("specnb")
+
+# Imported when first used: torch takes seconds, and closed forms do without it.
+_HOMES = {
+    "acceptance": "measure_acceptance",
+    "beam": "beam_search",
+    "cache": "crop",
+    "check": "check_model",
+    "distributions": "Sampling overlap residual standardise total_variation",
+    "drafters": "Drafter MixtureDrafter ModelDrafter Proposal",
+    "enumeration": "joint_distribution step_distribution",
+    "exactness": "judge_drafter judge_rule",
+    "loading": "Pair load_model load_pair",
+    "ngram": "NgramDrafter NgramModel PromptLookupDrafter",
+    "record": "StepRecord",
+    "rules": "exact_match greedy_verification lenient_verification token_verification",
+    "sampler": "Generation Hooks Sampler generate",
+    "speedup": "measure_speedup recommend_gamma",
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+__all__ = ["theory", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "theory":
+        return import_module("specnb.theory")
+    if name not in _HOME:
+        raise AttributeError(f"module 'specnb' has no attribute {name!r}; its public names are {sorted(__all__)}")
+    return getattr(import_module(f"specnb.{_HOME[name]}"), name)

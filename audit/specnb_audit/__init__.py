@@ -19,6 +19,9 @@ From the bottom up; each module imports only from those before it:
     run, api                   the audit of sequences as they arrive; `audit` and `assert_exact`
     token_file, cli            sequences in files and pipes of JSON lines; the command
                                `specnb-audit`
+    predict_numbers, predict_devices, predict_speed, explain_speed
+                               beside the audit: speed-ups from reported figures, and what a step
+                               costs, from a log; without torch
     kernels                    acceptance functions of released engines, enumerated:
                                `specnb-audit kernels`
     bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
     from specnb_audit.bets import Row
     from specnb_audit.claimed import Claimed
     from specnb_audit.engine import Aim, Engine
+    from specnb_audit.explain_speed import explain, fit_steps
+    from specnb_audit.predict_speed import predict
     from specnb_audit.report import Report
     from specnb_audit.token_file import save_tokens
 
@@ -55,6 +60,7 @@ _HOMES = {
     **dict.fromkeys(("assert_exact", "audit", "audit_distributions"), "api"),
     **{"Auditor": "auditor", "Row": "bets", "Claimed": "claimed", "Aim": "engine", "Engine": "engine"},
     **{"Report": "report", "save_tokens": "token_file"},
+    **{"predict": "predict_speed", "explain": "explain_speed", "fit_steps": "explain_speed"},
 }
 __all__ = list(_HOMES)
 

@@ -92,7 +92,7 @@ export function moved(probs, x, value) {
 export const expectedTokens = (alpha, gamma) =>
   alpha === 1 ? gamma + 1 : (1 - alpha ** (gamma + 1)) / (1 - alpha);
 
-// v(n) of specnb.measure.predict.roofline: reading the weights takes as long as the arithmetic of `ridge` tokens.
+// v(n) of specnb.theory.roofline without overlap: reading the weights takes as long as the arithmetic of `ridge` tokens.
 export const verifyCost = (n, batch, ridge) => (1 + (n * batch) / ridge) / (1 + batch / ridge);
 
 export const speedUp = (alpha, gamma, c, batch, ridge) =>
@@ -106,7 +106,7 @@ export function bestGamma(alpha, c, batch, ridge, largest = 20) {
   return best;
 }
 
-// Tokens for which arithmetic takes as long as reading 16-bit weights, from data sheets (specnb.measure.predict.GPUS).
+// Tokens for which arithmetic takes as long as reading 16-bit weights, from data sheets (specnb_audit.predict_devices.GPUS).
 export const RIDGES = { "v(n) = 1, as Theorem 3.8 assumes": Infinity, H100: 989e3 / 3350, "TPU v4": 275e3 / 1228,
   "A100-80GB": 312e3 / 2039, "RTX 4090": 165e3 / 1008, "Apple M4 Max": 17.2e3 / 546 };
 

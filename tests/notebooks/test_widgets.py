@@ -15,9 +15,9 @@ import torch
 from notebooks.support import widgets
 from specnb import residual, theory, token_verification
 from specnb.distributions import sample
-from specnb.measure.predict import GPUS, roofline
 from specnb_audit.alternatives import alternative_distributions, condense_distributions
 from specnb_audit.evidence import Evidence, log_mean
+from specnb_audit.predict_devices import GPUS
 
 ROOT = Path(__file__).parents[2]
 NODE = shutil.which("node")
@@ -82,12 +82,12 @@ def test_speed_up_and_the_best_gamma() -> None:
     for (alpha, gamma, c, batch, ridge), (speed, best, v) in zip(cases, found, strict=True):
 
         def cost(n: Any, batch: int = batch, ridge: float = ridge) -> Any:
-            return (1 + batch * n / ridge) / (1 + batch / ridge)
+            return theory.roofline(n, ridge, batch)
 
         assert speed == pytest.approx(float(theory.walltime_improvement(alpha, gamma, c, cost)))
         gains = theory.walltime_improvement(alpha, [best, int(theory.optimal_gamma(alpha, c, cost, 20))], c, cost)
         assert gains[0] == pytest.approx(gains[1])  # of equal ones, rounding may choose another
-        assert v == pytest.approx(1.0 if ridge == free else roofline(gamma + 1, (ridge, 1000.0), batch=batch)[0][0])
+        assert v == pytest.approx(float(cost(gamma + 1)))
 
 
 def test_devices_and_presets_are_those_of_the_data() -> None:

@@ -6,6 +6,7 @@ options.
     collect, tokens_out  `specnb-audit collect`, and the files that it reads and writes; settings:
                          what it asks for
     kernels              `specnb-audit kernels`
+    predict              `specnb-audit predict` and `specnb-audit explain`
 
 torch, transformers and scipy, which take seconds, are imported after the options have been read, by
 the commands that need them. Before that, threads are told to sleep while they wait: beside a busy
@@ -33,6 +34,7 @@ from specnb_audit import __version__
 from specnb_audit.cli import audit_options
 from specnb_audit.cli import collect as collect_command
 from specnb_audit.cli import kernels as kernels_command
+from specnb_audit.cli import predict as predict_command
 
 INTERRUPTED = 128 + signal.SIGINT  # as shells report it
 TERMINATED = 128 + signal.SIGTERM
@@ -75,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specnb-audit", description="Tests whether a sampler is lossless.")
     parser.add_argument("--version", action="version", version=f"specnb-audit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (audit_options, collect_command, kernels_command):
+    for command in (audit_options, collect_command, kernels_command, predict_command):
         command.add_to(commands)
     return parser
 

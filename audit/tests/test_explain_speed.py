@@ -1,0 +1,204 @@
+"""From a speed-up back to the cost of a step: of one line by part, with nothing assumed; of several
+lines a + b gamma, the best gamma and the acceptance below which speculation does not pay."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specnb.theory import best_improvement, expected_tokens, solve_alpha
+from specnb_audit import explain, fit_steps, predict
+from specnb_audit.cli import main
+
+examples = settings(derandomize=True, deadline=None, database=None, max_examples=60)
+COSTS = st.floats(0, 2)
+
+
+@given(tokens=st.floats(1, 5), c=COSTS, v=st.floats(1, 4), rest=COSTS)
+@examples
+def test_what_predict_adds_up_explain_takes_apart(tokens: float, c: float, v: float, rest: float) -> None:
+    setting: dict[str, Any] = {"tokens_per_step": tokens, "gamma": 4, "cost_ratio": c, "verify_cost": v, "plain": 1000}
+    speedup = predict(**setting, overhead_ms=rest).speedup.value
+    del setting["plain"]
+    found = explain(speedup=speedup, **setting)
+    assert found.cost == pytest.approx(4 * c + v + rest)
+    assert {name: part.value for name, part in found.parts.items()} == pytest.approx(
+        {"drafting": 4 * c, "verification": v}
+    )
+    assert found.rest.value == pytest.approx(rest, abs=1e-9)
+    assert found.rest_is == "overhead and the prompt"
+    whole = explain(speed=speedup * 1000, plain=1000, **setting, overhead_ms=rest)
+    assert whole.rest.value == pytest.approx(0, abs=1e-9)
+    assert whole.rest_is == "the prompt"
+
+
+def test_what_is_not_given_stays_in_the_rest() -> None:
+    bare = explain(speedup=2.0, tokens_per_step=3.0)
+    assert (bare.cost, bare.parts, bare.rest.value) == (1.5, {}, 1.5)
+    assert bare.rest_is == "drafting, verification, overhead and the prompt"
+    # Of these, drafting needs the number of draft tokens, too.
+    assert explain(speedup=2.0, tokens_per_step=3.0, cost_ratio=0.1).parts == {}
+    assert explain(speedup=2.0, tokens_per_step=3.0, cost_ratio=0.1, draft_passes=1).parts["drafting"].value == 0.1
+    rates = explain(speedup=1.0, per_position=[0.8, 0.5], verify_cost=lambda n: n / 2)
+    assert (rates.tokens, rates.parts["verification"].value) == (2.3, 1.5)
+    assert explain(speedup=1.0, acceptance_rate=0.5, gamma=4).tokens == 3.0
+
+
+def test_ranges_of_what_was_given_are_ranges_of_the_rest() -> None:
+    found = explain(speedup=1.5, tokens_per_step=3.0, gamma=4, layers=(32, 2), gpu="H100", batch=64)
+    drafting, verification = found.parts["drafting"], found.parts["verification"]
+    assert drafting.low < drafting.value < drafting.high
+    assert found.rest.low == pytest.approx(2 - drafting.high - verification.high)
+    assert found.rest.high == pytest.approx(2 - drafting.low - verification.low)
+
+
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
+        ({"speedup": 1.0, "tokens_per_step": 2.0, "gamma": 4, "cost_ratio": 0.4}, "try first: a cheaper drafter"),
+        ({"speedup": 1.0, "tokens_per_step": 2.0, "gamma": 4, "verify_cost": 1.9}, "try first: fewer draft tokens"),
+        (
+            {"speed": 100, "plain": 100, "tokens_per_step": 2.0, "overhead_ms": 15},
+            "try first: sampling without sorting",
+        ),
+        ({"speedup": 1.0, "tokens_per_step": 2.0}, "try first: to measure its parts one by one"),
+        ({"speedup": 3.0, "tokens_per_step": 3.0, "gamma": 4, "verify_cost": 1.5}, "the numbers contradict each other"),
+        ({"speedup": 0.8, "tokens_per_step": 2.0}, "plain decoding is faster, until a step gives more than 2.50"),
+    ],
+)
+def test_it_says_what_to_try(setting: dict[str, Any], line: str) -> None:
+    assert line in str(explain(**setting))
+    assert ("plain decoding is faster" in str(explain(**setting))) == (explain(**setting).speedup <= 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"speedup": 0, "tokens_per_step": 2}, "speedup is 0"),
+        ({"tokens_per_step": 2, "speed": 100}, "the speed-up is missing"),
+        ({"tokens_per_step": 2, "speed": 100, "plain": 50, "speedup": 1.5}, "speedup is 1.5, and speed / plain is 2"),
+        ({"speedup": 2}, "an acceptance is missing"),
+        ({"speedup": 2, "acceptance_rate": 0.5}, "gamma is missing"),
+        ({"speedup": 2, "tokens_per_step": 9, "gamma": 4}, "tokens_per_step is 9"),
+        ({"speedup": 2, "tokens_per_step": 2, "overhead_ms": 1}, "overhead_ms needs plain"),
+        ({"speedup": 2, "tokens_per_step": 2, "gamma": 4, "verify_cost": 0}, "verify_cost is 0"),
+    ],
+)
+def test_impossible_numbers_are_refused(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        explain(**setting)
+
+
+# Several lines
+
+
+def lines_of(a: float, b: float, alpha: float, gammas: list[int], plain: float = 100.0) -> list[tuple[float, ...]]:
+    """What would be measured if a step cost a + b gamma."""
+    tokens = expected_tokens(alpha, gammas)
+    return [(gamma, n, plain * n / (a + b * gamma)) for gamma, n in zip(gammas, tokens.tolist(), strict=True)]
+
+
+@given(
+    a=st.floats(0.5, 3), b=st.floats(0.01, 1), alpha=st.floats(0.1, 0.95), gammas=st.sampled_from([[1, 3], [2, 4, 8]])
+)
+@examples
+def test_the_cost_the_best_gamma_and_the_break_even_are_those_that_made_the_lines(
+    a: float, b: float, alpha: float, gammas: list[int]
+) -> None:
+    found = fit_steps(lines_of(a, b, alpha, gammas), plain=100.0)
+    assert (found.fixed.value, found.per_token.value) == pytest.approx((a, b))
+    assert found.speedup is not None
+    assert found.break_even is not None
+    tried = np.arange(1, 2 * gammas[-1] + 1)
+    speeds = expected_tokens(alpha, tried) / (a + b * tried)
+    assert found.speedup.value == pytest.approx(speeds.max())
+    assert speeds[int(found.best_gamma.value) - 1] == pytest.approx(speeds.max())
+    pays = [float(solve_alpha(a + b * k, int(k))) for k in tried if 1 <= a + b * k <= k + 1]
+    least = 0 if min(a + b * tried) <= 1 else min(pays, default=math.inf)
+    assert found.break_even.value == pytest.approx(least, abs=2e-3)
+    for part in (found.fixed, found.per_token, found.best_gamma, found.speedup, found.break_even):
+        assert part.low <= part.value <= part.high
+
+
+def test_the_interval_covers_the_cost_as_often_as_it_says() -> None:
+    random, held, runs = np.random.default_rng(5), np.zeros(3), 200
+    for _ in range(runs):
+        lines = [
+            (k, n, speed * np.exp(0.05 * random.standard_normal()))
+            for k, n, speed in lines_of(1.2, 0.2, 0.7, [1, 3, 5])
+        ]
+        found = fit_steps(lines, plain=100 * np.exp(0.05 * random.standard_normal()))
+        assert found.speedup is not None
+        best = float(best_improvement(0.7, 0.2, lambda n: np.full(np.shape(n), 1.2)))
+        truths = ((found.fixed, 1.2), (found.per_token, 0.2), (found.speedup, best))
+        held += [part.low <= truth <= part.high for part, truth in truths]
+    # 95% of 200 is 190; below 180 with a probability of less than 1e-4.
+    assert (held >= 180).all(), held
+
+
+def test_a_line_without_drafts_is_plain_decoding_and_without_one_there_are_milliseconds() -> None:
+    lines = lines_of(1.2, 0.1, 0.7, [2, 4], plain=50.0)
+    assert fit_steps([(0, 1, 50.0), *lines]) == fit_steps(lines, plain=50.0)
+    bare = fit_steps(lines)
+    assert (bare.fixed.value, bare.per_token.value) == pytest.approx((1.2 * 20, 0.1 * 20))
+    assert (bare.speedup, bare.break_even) == (None, None)
+    assert "needs plain, its tokens per second" in str(bare)
+
+
+def test_steps_that_seem_to_become_cheaper_cost_the_same_at_every_gamma() -> None:
+    found = fit_steps([(2, 2.2, 110.0), (4, 2.9, 147.9)], plain=100.0)  # 2.00 and 1.96 plain steps
+    assert found.per_token.value == 0 < found.per_token.high
+    assert 1.96 < found.fixed.value < 2
+
+
+def test_two_lines_predict_a_third_that_was_measured() -> None:
+    """vLLM issue 20780: an EAGLE-3 head of Llama-3.1-8B at gamma 2, 4 and 7, 7.07 ms a token without."""
+    lines = [(2, 2.36, 1000 / 4.32), (4, 3.08, 1000 / 4.05), (7, 3.54, 1000 / 4.29)]
+    found = fit_steps([lines[0], lines[2]], plain=1000 / 7.07)
+    said = predict(tokens_per_step=3.08, gamma=4, step_cost=(found.fixed, found.per_token)).speedup
+    assert said.value == pytest.approx(7.07 / 4.05, rel=0.03)
+    assert said.low < 7.07 / 4.05 < said.high
+    assert found.best_gamma.low <= 4 <= found.best_gamma.high
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "alpha", "said"),
+    [
+        (1.05, 0.1, 0.8, "at this acceptance: on"),
+        (1.6, 0.2, 0.3, "at this acceptance: off"),
+        (1.3, 0.2, 0.5, "too close to tell"),
+        (1.89, 1.3, 0.9, "off: at no acceptance does a gamma pay"),  # the fit by hand of vLLM issue 47277 has 0.73
+    ],
+)
+def test_it_says_whether_to_speculate(a: float, b: float, alpha: float, said: str) -> None:
+    assert said in str(fit_steps(lines_of(a, b, alpha, [1, 3]), plain=100.0))
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([(1, 1.8, 140.0)], "need whole gammas, two different ones"),
+        ([(2, 1.8, 140.0), (2, 1.9, 141.0)], "need whole gammas, two different ones"),
+        ([(1.5, 1.8, 140.0), (4, 2.9, 150.0)], "need whole gammas"),
+        ([(1, 2.8, 140.0), (4, 2.9, 150.0)], "tokens_per_step is 2.8; with gamma = 1"),
+        ([(1, 1.8, 0.0), (4, 2.9, 150.0)], "the speed of a line is 0.0"),
+        ([(2, 2.4, 100.0), (4, 3.0, 180.0)], "the lines contradict each other: more draft tokens took less time"),
+    ],
+)
+def test_lines_that_cannot_be_are_refused(lines: list[tuple[float, ...]], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fit_steps(lines, plain=100.0)
+
+
+def test_the_command_fits_lines_and_explains_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--line", "1", "1.8", "140", "--line", "4", "2.9", "150", "--plain", "100"]) == 0
+    assert capsys.readouterr().out == f"{fit_steps([(1, 1.8, 140), (4, 2.9, 150)], plain=100)}\n"
+    assert main(["explain", "--tokens-per-step", "1.97", "--gamma", "1", "--speed", "128.3", "--plain", "342.2"]) == 0
+    assert capsys.readouterr().out == f"{explain(tokens_per_step=1.97, gamma=1, speed=128.3, plain=342.2)}\n"
+    assert main(["explain", "--line", "1", "1.8", "140", "--line", "4", "2.9", "150", "--gpu", "H100"]) == 2
+    assert capsys.readouterr().err == "specnb-audit: --line and gpu exclude each other\n"
