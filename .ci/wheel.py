@@ -53,6 +53,8 @@ def test_another_distribution_is_rejected():
         specnb_audit.assert_exact(target, sampled(PROBS.flip(0)).tolist(), prompts=[[0]] * 100)
 """
 
+PREDICT = ("--alpha", "0.8", "--gamma", "4", "--cost-ratio", "0.05", "--verify-cost", "1")
+
 
 def requirements(name: str, wheel: Path) -> list[str]:
     """The names of all distributions that the wheel needs without its extras, those they need

@@ -76,6 +76,7 @@ class Check:
         draft_tokens: Sequence[int],
         logits: Tensor,
         parents: Sequence[int] | None = None,
+        most: int | None = None,
     ) -> None:
         """Compare the logits of a step with the model's own.
 
@@ -89,6 +90,8 @@ class Check:
             `(nodes + 1, vocab)`, after the prompt and after each draft token.
         parents
             Of a tree, of which up to `LEAVES` paths are compared; None for a chain.
+        most
+            Draft tokens of a path that can be emitted with a token after them.
 
         Raises
         ------
@@ -103,6 +106,7 @@ class Check:
             while leaf >= 0:
                 path.insert(0, leaf)
                 leaf = parents[leaf]
+            path = path[:most]
             tokens = [*prompt, *(draft_tokens[node] for node in path)]
             there = logits[[0, *(node + 1 for node in path)]]
             self._compare(tokens, len(prompt), there=probabilities(there), where="in the first step")

@@ -314,9 +314,9 @@ class Sampler:
         given = self.token_lists(prompts)
         ends = as_list(eos)
         require_whole(max_new_tokens=(max_new_tokens, 1), seed=(seed, 0))
-        require_whole(batch_size=(len(given) if batch_size is None else batch_size, 1))
         max_new_tokens, seed = int(max_new_tokens), int(seed)
         require_tokens(given, ends, vocabulary(self.target))
+        require_whole(batch_size=(len(given) if batch_size is None else batch_size, 1))
         longest = max(map(len, given))
         require_context(self.target, self.drafter, longest, max_new_tokens)
         own_numbers = _numbers_of(len(given), numbers)
@@ -454,7 +454,9 @@ class _Call:
         for row, number in self.prompt_of.items():
             if number in self.to_compare:
                 drafted = draft_tokens[row].clamp_max(self.batch.vocab - 1).tolist()
-                self.sampler.check.first_step(self.prompts[number], drafted, logits[row], self.batch.parents)
+                self.sampler.check.first_step(
+                    self.prompts[number], drafted, logits[row], self.batch.parents, self.max_new_tokens - 1
+                )
 
     def _replace(self, status: Sequence[int]) -> list[int]:
         """Assigns waiting prompts to rows that have ended; returns these rows."""

@@ -261,7 +261,9 @@ class Batch:
         self.runner.clear()
         for ended in (self.state.remaining, self.state.has_nan, self.state.improper):
             ended.zero_()
-        self.state.lengths.fill_(1)  # a row that stays without a prompt is evaluated, too
+        # A row that stays without a prompt is evaluated, too.
+        self.state.tokens.zero_()
+        self.state.lengths.fill_(1)
         self.begins = True
         self.state.eos.copy_(torch.tensor([*eos, *[-1] * (len(self.state.eos) - len(eos))], dtype=torch.int64))
 
