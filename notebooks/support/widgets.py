@@ -16,6 +16,7 @@ TEXT = {
     "rejected mass of each token, and how the sampled tokens approach p; with a wrong rule they do not.",
     "step": "the recorded steps of an answer of the real model, test by test, with their uniforms.",
     "audit": "tokens of a right or wrong rule, their distribution beside the target's, and the audit's evidence.",
+    "heatmap": "the speed-up of Theorem 3.8 over alpha and gamma for the c that you set, with a marker at your choice.",
     "landscape": "the speed-up against gamma for any alpha, cost c of a draft token, batch and device; and the best "
     "gamma for each alpha and batch, or 'off' where plain decoding is faster.",
 }
