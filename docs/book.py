@@ -208,7 +208,7 @@ def claims_page(judged: dict[str, str]) -> str:
         "A claim *holds* if it is true as its source states it; *conditional* means: only under a condition that the "
         "source does not state; a *refuted* one is false as stated; an *open* one is unsettled, or about accelerators "
         "or large models. The evidence is the condition as the notebook has it, the control, and the numbers; what is "
-        "below 1e-12 is rounding, and 0 here. [As a table](data/results/claims.csv); [the registry](data/claims.yml).", "",
+        "below 1e-12 is rounding, and 0 here. [As a table](data/results/claims.csv); [registry](data/claims.yml).", "",
         "{.claims}", "| claim | source | verdict | evidence | decided in |", "| --- " * 5 + "|", *rows, "",
         "## Misprints of the sources", "", "| source | printed | right | shown in |", "| --- " * 4 + "|",
         *(f"| {row.source}, {plain(row.place)} | {plain(row.printed)} | {plain(row.right)} | {row.notebook} |"
