@@ -154,6 +154,14 @@ class Notebook:
         write(out() / located("data/results", f"{self.number}_{name}.csv"), content)
         return frame
 
+    def quotes(self, *parts: str) -> None:
+        """Prints those `parts` that the first cell does not have: with other parameters its numbers
+        are others."""
+        (path,) = ROOT.glob(located("notebooks", f"{self.number}_*.ipynb"))
+        first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+        if other := [part for part in parts if part not in " ".join(first.split())]:
+            print(f"With these parameters the first cell would say: {', '.join(other)}")
+
     def close(self) -> None:
         """Writes verdicts and numbers; a claim that this run did not judge is open. Prints where
         results are, unless `SPECNB_OUT` says so."""

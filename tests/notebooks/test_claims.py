@@ -16,6 +16,7 @@ from notebooks.support import rules as rules_of
 from notebooks.support.claims import Notebook, notebook
 from notebooks.support.findings import ELSEWHERE, all_claims
 from specnb.measure.statistics import Estimate
+from studies.files import notebooks
 
 
 @pytest.fixture(autouse=True)
@@ -186,3 +187,16 @@ def test_a_rule_could_fail_and_the_source_itself_would_pass_it(name: str) -> Non
     assert claim.get("control") or claim["about"] in ELSEWHERE, "nothing shows that the check could fail"
     if "source_numbers" in claim:
         assert rules_of.decide(claim["rule"], claim["source_numbers"]) is True
+
+
+def test_the_first_cell_of_a_notebook_quotes_what_this_run_found(capsys: pytest.CaptureFixture[str]) -> None:
+    nb = Notebook("00")
+    nb.quotes("What is speculative decoding")
+    assert not capsys.readouterr().out
+    nb.quotes("What is speculative decoding", "-1 tokens")
+    assert capsys.readouterr().out == "With these parameters the first cell would say: -1 tokens\n"
+
+
+@pytest.mark.parametrize("path", notebooks().values(), ids=notebooks())
+def test_the_first_cell_of_a_committed_notebook_quotes_what_it_found(path: Path) -> None:
+    assert '"With these parameters the first cell would say' not in path.read_text(encoding="utf-8")
