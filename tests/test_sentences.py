@@ -30,8 +30,6 @@ def _stored(number: str, claim: str, name: str) -> float:
 
 
 def _sentences() -> Iterator[tuple[str, str]]:
-    choice = _table("03_best_gamma")
-    yield "03", f"choosing $\\gamma$ by Equation 1 loses at most {(1 - choice.there / choice.at_best).max():.1%}"
     ours = _table("05_table3").query("draft == '0.8M'").set_index("temperature").alpha
     yield "05", f"is {ours[1]:.2f} at temperature 1 and {ours[0]:.2f} at temperature 0"
     here = _table("05_table3").pivot_table("alpha", ["target", "draft"], "temperature")
@@ -212,8 +210,6 @@ def _sentences() -> Iterator[tuple[str, str]]:
     assert list(bugs.index[bugs.audit.notna() & ~others]) == ["tail-truncated"]
     assert list(bugs.index[bugs.audit.isna() & others]) == ["unverified"]
     yield "audit/03", f"of {len(bugs)} bugs, one that no other test of the distribution with q finds"
-    (pair,) = _table("02_rejection_sampling").to_dict("records")
-    yield "02", f"at {pair['pairs']} prefixes of one held-out file, {pair['mean 1/M']:.2%} of the tokens instead of "
 
 
 def _source(number: str, kind: str) -> str:
