@@ -57,8 +57,10 @@ book: environment  ## notebooks as committed, guides, claims and interface as pa
 	python -m docs.book
 
 lab: environment  ## explore copies of the notebooks in JupyterLab, under build/lab (a copy that exists is kept; `make clean` forgets it)
-	@for folder in notebooks audit/notebooks; do mkdir -p build/lab/$$folder && cp -n $$folder/*.ipynb build/lab/$$folder; done
-	@ln -sfn ../../figures ../../data ../../docs ../../specnb ../../README.md build/lab && cp -n notebooks/README.md build/lab/notebooks
+	@mkdir -p build/lab/notebooks build/lab/audit/notebooks
+	@for file in notebooks/*.ipynb notebooks/README.md audit/notebooks/*.ipynb; do test -e build/lab/$$file || cp $$file build/lab/$$file; done
+	@ln -sfn ../../data ../../docs ../../figures ../../specnb build/lab
+	@ln -sfn ../../../audit/data ../../../audit/docs ../../../audit/figures ../../../audit/README.md build/lab/audit
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=build/lab --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
 
 studies: export OMP_NUM_THREADS = $(or $(THREADS),1)

@@ -29,8 +29,6 @@ def _stored(number: str, claim: str, name: str) -> float:
 
 
 def _sentences() -> Iterator[tuple[str, str]]:
-    choice = _table("03_best_gamma")
-    yield "03", f"choosing $\\gamma$ by Equation 1 loses at most {(1 - choice.there / choice.at_best).max():.1%}"
     packed = _table("12_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
     single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"].to_dict())
     yield "12", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
@@ -189,8 +187,6 @@ def _sentences() -> Iterator[tuple[str, str]]:
     assert list(bugs.index[bugs.audit.notna() & ~others]) == ["tail-truncated"]
     assert list(bugs.index[bugs.audit.isna() & others]) == ["unverified"]
     yield "audit/03", f"of {len(bugs)} bugs, one that no other test of the distribution with q finds"
-    (pair,) = _table("02_rejection_sampling").to_dict("records")
-    yield "02", f"at {pair['pairs']} prefixes of one held-out file, {pair['mean 1/M']:.2%} of the tokens instead of "
 
 
 def _source(number: str, kind: str) -> str:
