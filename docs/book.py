@@ -172,7 +172,7 @@ def dressed(name: str) -> tuple[dict, dict[str, str]]:
             for claim in re.findall(r"nb\.claim\('([\w-]+)'", code):
                 judged[claim] = f"[{number}](#claim-{claim})<br>{said_of_code(labels)}"
                 cells.append(text_cell(f"claim-{claim}", f"(claim-{claim})="))
-        figures = {Path(figure).name: figure for figure in re.findall(r'save\(\w+, "([\w/]+)"', cell["source"])}
+        figures = {Path(figure).name: figure for figure in re.findall(r'\bsave\(.*, "([\w/]+)"', cell["source"])}
         cells += [text_cell(f"{mark}{figure}", f"({mark}{figure})=") for figure in figures] + [cell]
         behind = nearest(labels for _, labels in statements)
         cells += [text_cell(f"files-{own}", files_of(figure, behind, tables)) for own, figure in figures.items()]

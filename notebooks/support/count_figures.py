@@ -27,10 +27,9 @@ def plot_counts(counts: pd.DataFrame) -> Figure:
         sns.barplot(drawn, x="tokens", y="share", color=COLOURS["measured"], err_kws={"linewidth": 0.9}, ax=axis,
                     **AS_GIVEN)  # fmt: skip
         at = np.arange(len(rows))
-        axis.plot(at, rows.independent, "_", color=COLOURS["theory"], markersize=14, markeredgewidth=1.5)
-        last = rows.iloc[1]
-        axis.annotate("capped geometric", (1, last.independent), (6, 14), textcoords="offset points", fontsize=7,
-                      arrowprops={"arrowstyle": "-", "linewidth": 0.6, "shrinkB": 2})  # fmt: skip
+        looks = {"markersize": 14, "markeredgewidth": 1.5, "label": "capped geometric"}
+        axis.plot(at, rows.independent, "_", color=COLOURS["theory"], **looks)
+        axis.legend()
         axis.set(title=f"Temperature {temperature}: {rows.finding.iloc[0]}", xlabel="tokens of a step")
         axis.set_ylabel("share of the steps")
     return figure
