@@ -129,6 +129,61 @@ def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = N
     return cost
 
 
+def roofline(
+    n: ArrayLike, ridge: ArrayLike, batch: ArrayLike = 1, overlap: ArrayLike = 0.0, reading: ArrayLike = 1.0
+) -> Array:
+    """Relative time v(n) of a target forward pass over n tokens in each row, from a roofline.
+
+    Parameters
+    ----------
+    n : array_like
+        Tokens of a row in the forward pass; gamma + 1 for a verification.
+    ridge : array_like
+        R, the number of tokens for which arithmetic takes as long as reading the weights: operations
+        per second over bytes per second, times bytes per parameter, divided by 2. With inf,
+        arithmetic is free.
+    batch : array_like
+        B, the rows that are decoded together.
+    overlap : array_like
+        The fraction of the shorter of the two times that is hidden behind the longer, from 0 (one
+        after the other) to 1 (the longer alone counts). A real device lies between.
+    reading : array_like
+        What the pass over n tokens reads, in units of what the pass over one token reads. Above 1 if
+        the tokens choose different experts.
+
+    Returns
+    -------
+    Array
+        t(n) / t(1) with t(n) = reading + Bn/R - overlap min(reading, Bn/R): (1 + Bn/R) / (1 + B/R)
+        without overlap, max(1, Bn/R) / max(1, B/R) with full overlap.
+
+    Raises
+    ------
+    ValueError
+        If `ridge` is not positive or `overlap` not in [0, 1].
+
+    Notes
+    -----
+    With full overlap it is the model of Williams, Waterman and Patterson, "Roofline", CACM 52(4),
+    2009. Overlap makes v(n) smaller up to B = R / sqrt(n) and larger beyond, where it is plain
+    decoding that gains more from it.
+
+    Examples
+    --------
+    >>> roofline(5, ridge=150, batch=[1, 60, 600], overlap=[[0], [1]]).round(2).tolist()
+    [[1.03, 2.14, 4.2], [1.0, 2.0, 5.0]]
+    """
+    ridge, overlap = np.asarray(ridge, dtype=np.float64), np.asarray(overlap, dtype=np.float64)
+    if not (np.all(ridge > 0) and np.all((overlap >= 0) & (overlap <= 1))):
+        raise ValueError(f"ridge must be positive and overlap in [0, 1], got {ridge} and {overlap}")
+
+    def time(tokens: ArrayLike, read: ArrayLike) -> Array:
+        arithmetic = np.asarray(batch) * np.asarray(tokens) / ridge
+        return np.asarray(read + arithmetic - overlap * np.minimum(read, arithmetic))
+
+    return time(n, reading) / time(1, 1.0)
+
+
 def walltime_improvement(
     alpha: ArrayLike, gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None
 ) -> Array:

@@ -135,6 +135,34 @@ def test_verification_that_costs_more_than_one_forward_pass() -> None:
         theory.step_cost(INF, 0.1, cost)
 
 
+@given(n=st.integers(1, 64), batch=st.integers(1, 512), ridge=st.floats(1, 1000))
+@examples
+def test_roofline_lies_between_its_two_limits(n: int, batch: int, ridge: float) -> None:
+    x = batch / ridge
+    in_turn, at_once = (1 + n * x) / (1 + x), max(1, n * x) / max(1, x)
+    assert theory.roofline(n, ridge, batch) == pytest.approx(in_turn)
+    assert theory.roofline(n, ridge, batch, overlap=1) == pytest.approx(at_once)
+    low, high = sorted([in_turn, at_once])
+    assert low - 1e-9 <= theory.roofline(n, ridge, batch, overlap=0.4) <= high + 1e-9
+    if abs(n * x**2 - 1) > 1e-6 and n > 1:
+        assert (at_once < in_turn) == (n * x**2 < 1)
+
+
+def test_roofline_at_its_limits() -> None:
+    assert theory.roofline([1, 5, 17], np.inf, batch=8).tolist() == [1, 1, 1]  # Theorem 3.8
+    assert theory.roofline(1, [1, 150], batch=[[1], [300]], overlap=0.5).tolist() == [[1, 1], [1, 1]]
+    # Twice the weights: twice the time if arithmetic is free, and none of it shows beyond the ridge.
+    assert theory.roofline(4, np.inf, reading=2) == 2
+    assert theory.roofline(4, 100, batch=100, overlap=1, reading=2) == 4
+    assert theory.walltime_improvement(0.5, 1, 0, lambda n: theory.roofline(n, 1.0)) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("ridge", "overlap"), [(0, 0), (-1, 0), (np.nan, 0), (1, 1.5), (1, -0.1), (1, np.nan)])
+def test_roofline_refuses_settings_that_no_device_has(ridge: float, overlap: float) -> None:
+    with pytest.raises(ValueError, match="ridge must be positive and overlap in"):
+        theory.roofline(4, ridge, overlap=overlap)
+
+
 @pytest.mark.parametrize("row", TABLE_1.to_dict("records"), ids=lambda row: f"{row['alpha']}-{row['gamma']}")
 def test_table_1_to_its_printed_digits(row: dict[str, str]) -> None:
     alpha, gamma = float(row["alpha"]), int(row["gamma"])
