@@ -44,7 +44,10 @@ fast: environment  ## the tests, and the examples in docstrings
 
 nbval: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR)/build/own)
 nbval: environment  ## short notebooks, run and compared with their committed outputs (NOTEBOOKS=notebooks: all of the folder)
-	pytest -n $(CORES) --dist loadscope --nbval --nbval-sanitize-with tests/sanitize.cfg $(NOTEBOOKS)
+	pytest -n $(CORES) --dist loadscope --nbval $(NOTEBOOKS)
+
+bounds: environment  ## run every notebook at the ends of the bounds of its parameters
+	pytest -n $(CORES) -m slow tests/notebooks/test_bounds.py
 
 wheel: environment  ## build both wheels and use them in another environment, outside the checkout
 	python .ci/wheel.py
@@ -53,8 +56,12 @@ book: environment  ## notebooks as committed, guides, claims and interface as pa
 	python -c "import furo, myst_nb" 2>/dev/null || pip install -q -c constraints.txt -e .[book]
 	python -m docs.book
 
-lab: environment  ## explore the notebooks in JupyterLab
-	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
+lab: environment  ## explore copies of the notebooks in JupyterLab, under build/lab (a copy that exists is kept; `make clean` forgets it)
+	@mkdir -p build/lab/notebooks build/lab/audit/notebooks
+	@for file in notebooks/*.ipynb notebooks/README.md audit/notebooks/*.ipynb; do test -e build/lab/$$file || cp $$file build/lab/$$file; done
+	@ln -sfn ../../data ../../docs ../../figures ../../specnb build/lab
+	@ln -sfn ../../../audit/data ../../../audit/docs ../../../audit/figures ../../../audit/README.md build/lab/audit
+	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=build/lab --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
 
 demo: environment  ## a real model with and without speculation, timed (about a minute; fetches 93 MB the first time)
 	python -m studies.real.demo

@@ -13,6 +13,13 @@ if not os.environ.get("SPECNB_OUT"):
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Addresses in outputs are not compared, also when pytest is called by hand, from any
+    folder."""
+    if getattr(config.option, "nbval_sanitize_with", "") is None:
+        config.option.nbval_sanitize_with = str(config.rootpath / "tests" / "sanitize.cfg")
+
+
 def pytest_collectstart(collector: pytest.Collector) -> None:
     """Pictures and progress bars are not compared as text."""
     if collector.fspath and collector.fspath.ext == ".ipynb":

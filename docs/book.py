@@ -26,6 +26,7 @@ from urllib.parse import unquote, urlsplit
 import pandas as pd
 
 from notebooks.support.dependencies import code_of, reads, writes
+from notebooks.support.widgets import PLACE, place
 from studies.files import located, notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,12 +163,16 @@ def dressed(name: str) -> tuple[dict, dict[str, str]]:
             continue
         if cell["metadata"].get("jupyter", {}).get("source_hidden"):
             cell["metadata"]["tags"] = [*cell["metadata"].get("tags", []), "hide-input"]
+        for data in (output.get("data", {}) for output in cell["outputs"]):
+            if moving := data.pop(PLACE, None):
+                data.pop("image/png")  # the picture in its place, for pages that run no script
+                data["text/html"] = place(**moving)
         statements = next(traced)
         for code, labels in statements:
             for claim in re.findall(r"nb\.claim\('([\w-]+)'", code):
                 judged[claim] = f"[{number}](#claim-{claim})<br>{said_of_code(labels)}"
                 cells.append(text_cell(f"claim-{claim}", f"(claim-{claim})="))
-        figures = {Path(figure).name: figure for figure in re.findall(r'save\(\w+, "([\w/]+)"', cell["source"])}
+        figures = {Path(figure).name: figure for figure in re.findall(r'\bsave\(.*, "([\w/]+)"', cell["source"])}
         cells += [text_cell(f"{mark}{figure}", f"({mark}{figure})=") for figure in figures] + [cell]
         behind = nearest(labels for _, labels in statements)
         cells += [text_cell(f"files-{own}", files_of(figure, behind, tables)) for own, figure in figures.items()]
@@ -202,7 +207,8 @@ def claims_page(judged: dict[str, str]) -> str:
         f"{len(claims)} claims: {said}. The last column leads to the cell that decides, and to its code. "
         "A claim *holds* if it is true as its source states it; *conditional* means: only under a condition that the "
         "source does not state; a *refuted* one is false as stated; an *open* one is unsettled, or about accelerators "
-        "or large models. [As a table](data/results/claims.csv), and [the rules](data/claims.yml).", "",
+        "or large models. The evidence is the condition as the notebook has it, the control, and the numbers; what is "
+        "below 1e-12 is rounding, and 0 here. [As a table](data/results/claims.csv); [registry](data/claims.yml).", "",
         "{.claims}", "| claim | source | verdict | evidence | decided in |", "| --- " * 5 + "|", *rows, "",
         "## Misprints of the sources", "", "| source | printed | right | shown in |", "| --- " * 4 + "|",
         *(f"| {row.source}, {plain(row.place)} | {plain(row.printed)} | {plain(row.right)} | {row.notebook} |"

@@ -176,8 +176,8 @@ def test_readme_says_what_was_found_of_the_claims() -> None:
     counts = table.verdict.value_counts()
     said = f"Of {len(table)} claims, of five sources and our own, {counts['holds']} are confirmed, "
     said += f"{counts['conditional']} hold only under a named condition, {counts['refuted']} are contradicted "
-    said += f"and {counts['open']} cannot be settled here; "
-    assert f"{said}the sources have {len(errata)} errors" in " ".join(_readme().split())
+    said += f"and {counts['open']} cannot be settled here. "
+    assert f"{said}Besides, the sources have {len(errata)} misprints" in " ".join(_readme().split())
 
 
 def test_readme_says_how_fast_the_real_model_and_a_gpu_were_measured_to_be() -> None:

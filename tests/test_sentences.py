@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 
 from notebooks.support.predictions import pooled, within
-from specnb.statistics import Estimate
 from studies.files import located
 
 ROOT = Path(__file__).parent.parent
@@ -28,16 +27,6 @@ def _stored(number: str, claim: str, name: str) -> float:
 
 
 def _sentences() -> Iterator[tuple[str, str]]:
-    choice = _table("03_best_gamma")
-    yield "03", f"choosing $\\gamma$ by Equation 1 loses at most {(1 - choice.there / choice.at_best).max():.1%}"
-    ours = _table("05_table3").query("draft == '0.8M'").set_index("temperature").alpha
-    yield "05", f"is {ours[1]:.2f} at temperature 1 and {ours[0]:.2f} at temperature 0"
-    here = _table("05_table3").pivot_table("alpha", ["target", "draft"], "temperature")
-    change = here[0] - here[1]
-    paper = change.drop(ours_named := [key for key in here.index if key[0].startswith("this pair")])
-    assert (len(paper), (paper > 0).sum(), (paper == 0).sum(), (paper < 0).sum()) == (16, 12, 3, 1)
-    rise, fall = (change[ours_named].droplevel("target")[name] for name in ("0.8M", "unigram"))
-    yield "05", f"alpha of the draft model rises by {rise:.3f}, and alpha of the unigram falls by {-fall:.3f}"
     packed = _table("12_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
     single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"].to_dict())
     yield "12", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
@@ -75,20 +64,6 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "10", f"{c['large']} for `large`, {c['base']} for `base`, and then stays at"
     yield "10", "and then stays at {min:.2f} to {max:.2f}".format(**small)
     yield "10", f"in {(t5.speed_up < t5.predicted).sum()} of {len(t5)} rows smaller than predicted"
-    levels = [[f"first_level_{u}_{end}" for end in ("least", "most")] for u in ("u_w", "u_4w")]
-    narrow, wide = ([f"{_stored('06', 'beam-identical', name):.0%}" for name in names] for names in levels)
-    yield "06", f"{narrow[0]} (w = 8) to {narrow[1]} (w = 1) of first levels, with $u=4w$ for {wide[0]} to {wide[1]}"
-    beams = _table("beam_speeds")
-    (faster,) = beams[beams.measured_low > 1].itertuples()
-    assert (len(beams), faster.u / faster.w) == (5, 2)
-    speed = f"{faster.measured:.2f} [{faster.measured_low:.2f}, {faster.measured_high:.2f}]"
-    yield "06", f"only one was shown to be faster than plain beam search, {speed} times: a small tree with $u=2w$"
-    longest = _table("07_texts").query("l == 0.5 and tokens == 40")["from the target's texts"].item().split(" (")[0]
-    half = Estimate(**_stored("07", "lenience-diversity", "half_from_lenient"))  # type: ignore[arg-type]
-    lenient = str(half).split(" (")[0]
-    yield "07", f"is then {longest}, estimated from the target's sequences, or {lenient}, from the lenient ones"
-    front = _table("07_front").set_index("l").alpha
-    yield "07", f"$l=0.5$ raises acceptance at the same prefixes from {front[1]:.3f} to {front[0.5]:.3f}"
     exact = _table("08_rules").exact
     yield "08", f"Of {len(exact)} enumerated rules, variants counted singly, {exact.sum()} are exact"
     loop = pooled("rules_in_the_loop")
@@ -195,8 +170,6 @@ def _sentences() -> Iterator[tuple[str, str]]:
     assert list(bugs.index[bugs.audit.notna() & ~others]) == ["tail-truncated"]
     assert list(bugs.index[bugs.audit.isna() & others]) == ["unverified"]
     yield "audit/03", f"of {len(bugs)} bugs, one that no other test of the distribution with q finds"
-    (pair,) = _table("02_rejection_sampling").to_dict("records")
-    yield "02", f"at {pair['pairs']} prefixes of one held-out file, {pair['mean 1/M']:.2%} of the tokens instead of "
 
 
 def _source(number: str, kind: str) -> str:

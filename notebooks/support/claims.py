@@ -1,34 +1,47 @@
-"""A notebook and its claims: the registry has the rule, and the notebook supplies the numbers.
+"""A notebook and its claims: a cell judges each of them by a condition that the reader sees.
 
     nb = notebook("03")
-    nb.claim("capped-geometric", worst_error=worst, smallest_p=fits.p.min(), wrong_p=wrong.p)
+    nb.claim("capped-geometric", worst < 1e-12 and smallest_p > 1e-6 / 45, control=wrong_p < 1e-6,
+             worst=worst, smallest_p=smallest_p, wrong_p=wrong_p)
 
-judges the claim by its rule in `data/claims.yml`, prints the verdict with the numbers, and stores
-both. A claim is judged as its source states it:
+prints `holds: capped-geometric (Leviathan 3.1)`. The numbers and the conditions as the cell has
+them go to the ledger, `data/results/claims.csv`. A claim is judged as its source states it:
 
-- `holds`: its rule is true;
-- `refuted`: its rule is false;
+- `holds`: its condition is true;
+- `refuted`: its condition is false;
 - `conditional`: so, but true under a condition that the source does not state, and false without it
   (`only_if`);
-- `open`: the numbers leave the rule undecided, a check that should have failed did not (`control`),
-  or the claim is about accelerators or large models, and none was measured.
+- `open`: the numbers do not decide (`undecided`), the check could not have failed (`control`), or
+  the claim is about accelerators or large models, and none was measured.
 """
 
 from __future__ import annotations
 
+import ast
 import json
+import linecache
 import os
 import sys
-import textwrap
-from collections.abc import Mapping
-from typing import Any
+from types import FrameType
+from typing import NamedTuple
 
 import pandas as pd
 
-from notebooks.support.findings import ELSEWHERE, UNCHECKED, Number, all_claims, as_number, written
+from notebooks.support.findings import ELSEWHERE, UNCHECKED, Number, all_claims, as_number, shown, written
 from notebooks.support.parameters import mistakes, names_given, of_notebook, unknown
-from notebooks.support.rules import Answer, decide, filled, names, parts, rounding
+from notebooks.support.rules import by_rule
 from studies.files import ROOT, located, notebooks, out, write
+
+SMALLEST = 1e-12  # of a number in the ledger; what is smaller is rounding, differs between processors, and is 0 there
+
+
+class Finding(NamedTuple):
+    """What a notebook found of one claim: the verdict, its numbers, and the conditions with them in
+    one line."""
+
+    verdict: str
+    numbers: dict[str, Number]
+    evidence: str
 
 
 def notebook(number: str) -> Notebook:
@@ -67,20 +80,67 @@ class Notebook:
             raise ValueError(f"there is no notebook {number!r}; there are {', '.join(sorted(known))}")
         self.number = number
         self.claims = {name: claim for name, claim in all_claims().items() if claim["notebook"] == number}
-        self.judged: dict[str, Verdict] = {}
+        self.judged: dict[str, Finding] = {}
 
-    def claim(self, name: str, **numbers: object) -> None:
-        """Judges the claim `name` by its rule and prints the verdict; numbers that no rule names
-        are stored only.
+    def claim(
+        self,
+        name: str,
+        holds: object = None,
+        *,
+        control: object = True,
+        only_if: tuple[object, object] | None = None,
+        undecided: object = False,
+        **numbers: object,
+    ) -> None:
+        """Judges the claim `name`, prints the verdict, and keeps `numbers` and conditions for the
+        ledger.
 
-        Raises `KeyError` for a claim of another notebook and a missing number, otherwise as
-        `as_number`.
+        Parameters
+        ----------
+        name
+            The name in `data/claims.yml`, literally.
+        holds
+            Whether it is as the source states.
+        control
+            Whether the same check comes out the other way where it should.
+        only_if
+            The check under the condition that the registry names, and the check without it.
+        undecided
+            Whether the numbers decide nothing, such as an interval that contains the border.
+        **numbers
+            Scalars, and estimates with an interval.
+
+        Raises
+        ------
+        KeyError
+            For a claim of another notebook.
+        TypeError
+            For a condition that is neither true nor false, and a number that is none.
+
         """
         if name not in self.claims:
             raise KeyError(f"{name!r} is not a claim of notebook {self.number}; those are {list(self.claims)}")
+        claim = self.claims[name]
         kept = {key: as_number(value, f"{name}: {key}") for key, value in numbers.items()}
-        self.judged[name] = Verdict(name, self.claims[name], kept)
-        print(self.judged[name])
+        if holds is None:
+            # Notebooks 04 to 14 and the audit's; goes, with rules.py, when all of them give conditions.
+            self.judged[name] = Finding(*by_rule(name, claim, kept))
+            return
+        small = [key for key, value in kept.items() if isinstance(value, float) and abs(value) < SMALLEST]
+        kept |= dict.fromkeys(small, 0.0)
+        inside, outside = (_answer(one, name) for one in only_if or (False, True))
+        elsewhere = claim["about"] in ELSEWHERE and "measured" not in claim
+        verdict = "holds" if _answer(holds, name) else "conditional" if inside and not outside else "refuted"
+        if elsewhere or _answer(undecided, name) or not _answer(control, name):
+            verdict = "open"
+        told = _as_written(name, sys._getframe(1))
+        if verdict == "conditional":
+            told.append(f"only if {claim['only_if']}")
+        told += [f"{key} = {shown(value)}" for key, value in kept.items()]
+        self.judged[name] = Finding(verdict, kept, "; ".join(told))
+        limit = f", only if {claim['only_if']}" if verdict == "conditional" else ""
+        source = "ours" if claim["source"] == "beyond" else f"{claim['source'].capitalize()} {claim['place']}"
+        print(f"{verdict}: {name} ({source}){limit}")
 
     def table(self, name: str, frame: pd.DataFrame) -> pd.DataFrame:
         """Writes `frame` to `data/results/<number>_<name>.csv`, floats with six digits, and returns
@@ -93,6 +153,14 @@ class Notebook:
         content = frame.to_csv(index=False, lineterminator="\n", float_format=written)
         write(out() / located("data/results", f"{self.number}_{name}.csv"), content)
         return frame
+
+    def quotes(self, *parts: str) -> None:
+        """Prints those `parts` that the first cell does not have: with other parameters its numbers
+        are others."""
+        (path,) = ROOT.glob(located("notebooks", f"{self.number}_*.ipynb"))
+        first = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
+        if other := [part for part in parts if part not in " ".join(first.split())]:
+            print(f"With these parameters the first cell would say: {', '.join(other)}")
 
     def close(self) -> None:
         """Writes verdicts and numbers; a claim that this run did not judge is open. Prints where
@@ -112,66 +180,23 @@ class Notebook:
             print(f"Results are in {out()}; SPECNB_OUT names another folder.")
 
 
-class Verdict:
-    """One claim, judged: `verdict`, the `numbers`, and `evidence`, its rule with the numbers filled
-    in."""
+def _answer(condition: object, name: str) -> bool:
+    answer = as_number(condition, name)
+    if not isinstance(answer, bool):
+        raise TypeError(f"a condition of {name} is {condition!r}; it must be true or false")
+    return answer
 
-    def __init__(self, name: str, claim: Mapping[str, Any], numbers: dict[str, Number]):
-        self.name, self.registered = name, claim
-        asked = dict.fromkeys(word for rule in self._rules() for word in names(rule))
-        if missing := [word for word in asked if word not in numbers]:
-            raise KeyError(f"the rule of {name!r} needs {', '.join(missing)}; {', '.join(numbers)} were given")
-        nothing = {word for rule in self._rules() for word in rounding(rule, numbers)}
-        # Rounding errors differ between processors.
-        self.numbers = numbers | dict.fromkeys(nothing, 0.0)
 
-    def _rules(self) -> list[str]:
-        claim, condition = self.registered, self.registered.get("only_if", {})
-        rules = (claim["rule"], claim.get("control"), condition.get("inside"), condition.get("outside"))
-        return [rule for rule in rules if rule]
-
-    def _is(self, rule: str) -> Answer:
-        return decide(rule, self.numbers)
-
-    @property
-    def verdict(self) -> str:
-        """`holds`, `refuted`, `conditional` or `open`."""
-        registered, condition = self.registered, self.registered.get("only_if")
-        answer, control = self._is(registered["rule"]), registered.get("control")
-        if registered["about"] in ELSEWHERE and "measured" not in registered:
-            return "open"
-        if answer is None or (control and not self._is(control)):
-            return "open"
-        if answer:
-            return "holds"
-        limited = condition and self._is(condition["inside"]) is True and self._is(condition["outside"]) is False
-        return "conditional" if limited else "refuted"
-
-    @property
-    def checks(self) -> list[tuple[str, str]]:
-        """Each part of the rule with its numbers, behind the answer; then the control, and what
-        limits the claim."""
-        answers = {True: "yes", False: "no", None: "undecided"}
-        told = [(answers[self._is(part)], filled(part, self.numbers)) for part in parts(self.registered["rule"])]
-        if control := self.registered.get("control"):
-            told.append(("control" if self._is(control) else "cannot fail", filled(control, self.numbers)))
-        if self.verdict == "conditional":
-            told.append(("only if", self.registered["only_if"]["words"]))
-        if self.registered["about"] in ELSEWHERE and "measured" not in self.registered:
-            told.append(("about", f"{self.registered['about']}, and none was measured"))
-        return told
-
-    @property
-    def evidence(self) -> str:
-        """All checks in one line."""
-        return "; ".join(words if label in ("yes", "no") else f"{label}: {words}" for label, words in self.checks)
-
-    def __str__(self) -> str:
-        """The verdict, the statement and its place, each check below, and what the names mean."""
-        claim, meanings = self.registered, self.registered.get("numbers", {})
-        told = [(self.verdict.upper(), f"{self.name}: {claim['statement']} ({claim['source']}, {claim['place']})")]
-        told += self.checks
-        told += [("", f"{name}: {meaning}") for name, meaning in meanings.items()]
-        return "\n".join(
-            textwrap.fill(f"{label:>11}  {words}", 118, subsequent_indent=" " * 13) for label, words in told
-        )
+def _as_written(name: str, cell: FrameType) -> list[str]:
+    """The conditions of the call that `cell` is at, as its source has them, the first without a
+    word."""
+    source = "".join(linecache.getlines(cell.f_code.co_filename))
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(ast.Attribute(attr="claim"), [ast.Constant(first), condition], keywords) if first == name:
+                if node.lineno <= cell.f_lineno <= (node.end_lineno or 0):
+                    named = [("", condition)] + [(f"{one.arg}: ", one.value) for one in keywords]
+                    texts = {word: ast.get_source_segment(source, part) or "" for word, part in named}
+                    words = ("", "control: ", "only_if: ", "undecided: ")
+                    return [word + " ".join(texts[word].split()) for word in words if word in texts]
+    return []

@@ -68,6 +68,19 @@ def as_number(value: object, name: str) -> Number:
     return float(written(float(value)))
 
 
+def shown(number: Number) -> str:
+    """A number as a reader wants it: three digits, and its interval.
+
+    >>> shown(0.03125), shown(7056), shown({"value": 1.23456, "low": 1.2, "high": 1.25, "n": 9})
+    ('0.0312', '7,056', '1.23 [1.2, 1.25]')
+    """
+    if isinstance(number, dict):
+        return f"{shown(number['value'])} [{shown(number['low'])}, {shown(number['high'])}]"
+    if isinstance(number, bool | str):
+        return str(number)
+    return f"{number:,}" if isinstance(number, int) else written(float(f"{number:.3g}"))
+
+
 def collect(files: Sequence[str | Path]) -> pd.DataFrame:
     """One row for every claim in `data/claims.yml`, in its order; a claim without a verdict in
     `files` is `open`."""

@@ -5,6 +5,9 @@
 A number with an interval is compared by its interval: `speed_up > 1` is true if all of the interval
 lies above 1, false if all of it lies below, and undecided (`None`) if it contains 1. `and`, `or`
 and `not` are Kleene's: an undecided part decides nothing unless another part does.
+
+Conditions now stand in the notebooks (`Notebook.claim`). This module judges the claims whose rule
+is still in the registry, and goes with the last of them.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from notebooks.support.findings import Number, written
+from notebooks.support.findings import ELSEWHERE, Number, shown
 
 Answer = bool | None  # None: undecided
 
@@ -94,19 +98,6 @@ def filled(rule: str, numbers: Mapping[str, Number]) -> str:
     return ast.unparse(Values().visit(_parsed(rule)))
 
 
-def shown(number: Number) -> str:
-    """A number as a reader wants it: three digits, and its interval.
-
-    >>> shown(0.03125), shown(7056), shown({"value": 1.23456, "low": 1.2, "high": 1.25, "n": 9})
-    ('0.0312', '7,056', '1.23 [1.2, 1.25]')
-    """
-    if isinstance(number, dict):
-        return f"{shown(number['value'])} [{shown(number['low'])}, {shown(number['high'])}]"
-    if isinstance(number, bool | str):
-        return str(number)
-    return f"{number:,}" if isinstance(number, int) else written(float(f"{number:.3g}"))
-
-
 def _parsed(rule: str) -> ast.expr:
     try:
         return ast.parse(rule, mode="eval").body
@@ -155,3 +146,38 @@ def _interval(node: ast.expr, numbers: Mapping[str, Number]) -> tuple[Any, Any]:
             values = [_ARITHMETIC[type(op)](one, other) for one in ends[0] for other in ends[1]]
             return (min(values), max(values)) if all(map(math.isfinite, values)) else (values[0], values[0])
     raise ValueError(f"{ast.unparse(node)!r} is no number; a rule has names, numbers, + - * / and comparisons")
+
+
+def by_rule(name: str, claim: Mapping[str, Any], given: dict[str, Number]) -> tuple[str, dict[str, Number], str]:
+    """The verdict on a `claim` by the rule in the registry, its numbers, and the rule with them
+    filled in; prints all of it.
+
+    Raises `KeyError` for a number that the rule needs and that was not given.
+    """
+    condition, control = claim.get("only_if", {}), claim.get("control")
+    rules = [rule for rule in (claim["rule"], control, condition.get("inside"), condition.get("outside")) if rule]
+    asked = dict.fromkeys(word for rule in rules for word in names(rule))
+    if missing := [word for word in asked if word not in given]:
+        raise KeyError(f"the rule of {name!r} needs {', '.join(missing)}; {', '.join(given)} were given")
+    # Rounding errors differ between processors.
+    numbers = given | dict.fromkeys((word for rule in rules for word in rounding(rule, given)), 0.0)
+    answer, elsewhere = decide(claim["rule"], numbers), claim["about"] in ELSEWHERE and "measured" not in claim
+    verdict = "holds" if answer else "refuted"
+    if elsewhere or answer is None or (control and not decide(control, numbers)):
+        verdict = "open"
+    elif not answer and condition and decide(condition["inside"], numbers) is True:
+        verdict = "conditional" if decide(condition["outside"], numbers) is False else "refuted"
+    answers = {True: "yes", False: "no", None: "undecided"}
+    told = [(answers[decide(part, numbers)], filled(part, numbers)) for part in parts(claim["rule"])]
+    if control:
+        told.append(("control" if decide(control, numbers) else "cannot fail", filled(control, numbers)))
+    if verdict == "conditional":
+        told.append(("only if", condition["words"]))
+    if elsewhere:
+        told.append(("about", f"{claim['about']}, and none was measured"))
+    meanings = [("", f"{word}: {meaning}") for word, meaning in claim.get("numbers", {}).items()]
+    card = [(verdict.upper(), f"{name}: {claim['statement']} ({claim['source']}, {claim['place']})"), *told, *meanings]
+    lines = [textwrap.fill(f"{label:>11}  {words}", 118, subsequent_indent=" " * 13) for label, words in card]
+    print("\n".join(lines))
+    evidence = "; ".join(words if label in ("yes", "no") else f"{label}: {words}" for label, words in told)
+    return verdict, numbers, evidence

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from notebooks.support.figures import COLOURS, PAGE
 from studies.real.step_view import StepView
+from studies.real.step_view import step_views as step_views  # for notebooks
 
 STYLES: dict[str, dict[str, Any]] = {
     "accepted": {"color": COLOURS["accepted"]},

@@ -1,5 +1,5 @@
-// Four figures that a reader moves: the residual of the acceptance rule, a recorded step, the evidence against a wrong
-// rule, and the speed-up over settings.
+// Five figures that a reader moves: the residual of the acceptance rule, a recorded step, the evidence against a wrong
+// rule, the speed-up over alpha and gamma, and the speed-up over settings.
 //
 // One source for two places: JupyterLab loads this module through anywidget (widgets.py), the book as a script
 // (docs/book.py). Above `make` is arithmetic without a page; tests compare it with the library's.
@@ -429,7 +429,46 @@ function landscapeFigure(el) {
   changed("translation, T5-base");
 }
 
-const FIGURES = { residual: residualFigure, step: stepFigure, audit: auditFigure, landscape: landscapeFigure };
+// The speed-up of Theorem 3.8 over alpha and gamma for one c; a marker at the chosen place.
+function heatmapFigure(el) {
+  const largest = 16, alphas = Array.from({ length: 20 }, (_, i) => i / 20), free = [1, Infinity];
+  let [alpha, gamma, c] = [0.8, 5, 0.05];
+  const map = make("svg", { viewBox: "0 0 480 330", role: "img", "aria-label": "Speed-up for each alpha and gamma; the text below has the numbers" });
+  const status = make("p", { role: "status" });
+
+  function draw() {
+    const x = (a) => 40 + 440 * a, y = (g) => 282 - 16 * g, at = (a, g) => speedUp(a, g, c, ...free);
+    map.replaceChildren(...alphas.flatMap((a) => Array.from({ length: largest + 1 }, (_, g) => {
+      const speed = at(a, g), gains = speed >= 1;
+      const cell = make("rect", { x: x(a) - 10, y: y(g) - 7.5, width: 21, height: 15, fill: gains ? COLOURS.accepted : COLOURS.rejected,
+        "fill-opacity": Math.min(0.9, gains ? (speed - 1) / 4 : 1 - speed) });
+      cell.append(make("title", {}, `alpha ${a}, gamma ${g}: ${speed.toFixed(2)} times`));
+      cell.addEventListener("click", () => ((alpha = a), (gamma = g), changed()));
+      return cell;
+    })),
+      ...alphas.map((a) => make("circle", { cx: x(a), cy: y(bestGamma(a, c, ...free, largest)), r: 2.5, fill: "currentColor" })),
+      make("circle", { cx: x(alpha), cy: y(gamma), r: 7, fill: "none", stroke: COLOURS.target, "stroke-width": 3 }),
+      ...[0, 4, 8, 12, 16].map((g) => written(26, y(g) + 4, g, "end")), ...[0, 0.2, 0.4, 0.6, 0.8].map((a) => written(x(a), 304, a)),
+      written(256, 322, "alpha (upwards: gamma); green: faster than plain decoding, orange: slower; dots: the best gamma"));
+    const best = bestGamma(alpha, c, ...free, largest), tokens = expectedTokens(alpha, gamma), speed = at(alpha, gamma);
+    status.textContent = `alpha ${alpha.toFixed(2)}, gamma ${gamma}: ${tokens.toFixed(2)} tokens per step over ${(gamma * c + 1).toFixed(2)} target passes, `
+      + `${speed.toFixed(2)} times plain decoding. `
+      + (best ? `The best gamma is ${best}${best === largest ? " or more" : ""}: ${at(alpha, best).toFixed(2)}.` : "No gamma is faster than plain decoding.");
+  }
+  const sliders = {
+    alpha: slider("alpha", [0, 0.95, 0.01], alpha, (value) => ((alpha = value), draw())),
+    gamma: slider("gamma", [0, largest, 1], gamma, (value) => ((gamma = value), draw()), String),
+    c: slider("c, cost of a draft token", [0, 0.5, 0.01], c, (value) => ((c = value), draw())),
+  };
+  function changed() {
+    sliders.alpha.show(alpha), sliders.gamma.show(gamma);
+    draw();
+  }
+  el.append(make("div", { class: "controls" }, ...Object.values(sliders).map((one) => one.node)), map, status);
+  changed();
+}
+
+const FIGURES = { residual: residualFigure, step: stepFigure, audit: auditFigure, heatmap: heatmapFigure, landscape: landscapeFigure };
 
 function render({ model, el }) {
   const root = make("div", { class: "specnb-widget" }, make("style", {}, STYLE));

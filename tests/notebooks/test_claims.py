@@ -1,4 +1,4 @@
-"""Verdicts come from what a claim needs and from checks that could have failed; parameters are
+"""Verdicts come from conditions in the cell and from checks that could have failed; parameters are
 checked first."""
 
 import json
@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from notebooks.support import rules as rules_of
-from notebooks.support.claims import Notebook, Verdict, notebook
-from notebooks.support.findings import ELSEWHERE, all_claims, as_number
+from notebooks.support.claims import Notebook, notebook
+from notebooks.support.findings import ELSEWHERE, all_claims
 from specnb.statistics import Estimate
+from studies.files import notebooks
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +24,65 @@ def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
 
 
-HOLDS: dict[str, Any] = {
-    "notebook": "02", "source": "leviathan", "place": "3.1", "about": "mathematics", "statement": "it is so",
+CLAIM = {"notebook": "02", "source": "leviathan", "place": "3.1", "about": "mathematics", "statement": "it is so",
+         "only_if": "it is cold"}  # fmt: skip
+
+
+def _judged(claims: dict[str, dict[str, Any]]) -> Notebook:
+    nb = Notebook("02")
+    nb.claims = claims
+    return nb
+
+
+@pytest.mark.parametrize(
+    ("changes", "conditions", "verdict"),
+    [
+        ({}, {"holds": True}, "holds"),
+        ({}, {"holds": np.True_, "control": torch.tensor(True)}, "holds"),
+        ({}, {"holds": False}, "refuted"),
+        ({}, {"holds": True, "control": False}, "open"),
+        ({}, {"holds": False, "control": False, "only_if": (True, False)}, "open"),
+        ({}, {"holds": False, "undecided": True}, "open"),
+        ({}, {"holds": False, "only_if": (True, False)}, "conditional"),
+        ({}, {"holds": False, "only_if": (True, True)}, "refuted"),
+        ({}, {"holds": False, "only_if": (False, False)}, "refuted"),
+        ({}, {"holds": True, "only_if": (True, False)}, "holds"),
+        ({"about": "accelerators"}, {"holds": True}, "open"),
+        ({"about": "large models"}, {"holds": False}, "open"),
+        ({"about": "accelerators", "measured": "one H200"}, {"holds": True}, "holds"),
+    ],
+)
+def test_a_verdict_follows_from_the_conditions(
+    changes: dict[str, str], conditions: dict[str, Any], verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nb = _judged({"so": CLAIM | changes})
+    nb.claim("so", **conditions)
+    assert nb.judged["so"].verdict == verdict
+    limit = ", only if it is cold" if verdict == "conditional" else ""
+    assert capsys.readouterr().out == f"{verdict}: so (Leviathan 3.1){limit}\n"
+
+
+def test_what_is_judged_is_stored_with_the_conditions_as_written(tmp_path: Path) -> None:
+    nb = _judged({"so": CLAIM, "cold": CLAIM | {"source": "beyond", "place": "-"}, "another": CLAIM})
+    error, right, other = 2e-16, 9, 0.25
+    nb.claim("so", error < 1e-12 and right == 9,
+             control=other > 0.1, error=error, right=right, other=Estimate(2 / 3, 0.5, 0.75, 10))  # fmt: skip
+    nb.claim("cold", right < 9, only_if=(right == 9, right < 9), c=Fraction(1, 4), by="x", found=np.True_)
+    nb.table("sweep", pd.DataFrame({"x": [1 / 3, 2.0]}))
+    nb.close()
+    results = tmp_path / "data" / "results"
+    table = pd.read_csv(results / "02.claims.csv").set_index("id")
+    conditions = "error < 1e-12 and right == 9; control: other > 0.1"
+    assert table.evidence["so"] == f"{conditions}; error = 0; right = 9; other = 0.667 [0.5, 0.75]"
+    conditions = "right < 9; only_if: (right == 9, right < 9); only if it is cold"
+    assert table.evidence["cold"] == f"{conditions}; c = 0.25; by = x; found = True"
+    assert tuple(table.loc["another", ["verdict", "evidence"]]) == ("open", "not checked by this run")
+    stored = json.loads((results / "02.numbers.json").read_text())
+    assert stored["so"] == {"error": 0, "right": 9, "other": {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}}
+    assert (results / "02_sweep.csv").read_text() == "x\n0.333333\n2\n"
+
+
+RULED: dict[str, Any] = CLAIM | {
     "rule": "error < 1e-12 and right == cases", "control": "other > 0.1",
     "only_if": {"words": "the paper's pair", "inside": "pair < 1e-12", "outside": "rest < 1e-12"},
     "numbers": {"error": "of the enumerated mean"},
@@ -37,49 +95,22 @@ UNSURE = Estimate(0.0, -1.0, 1.0, 5)
     ("changes", "numbers", "verdict"),
     [
         ({}, {}, "holds"),
-        ({}, {"error": np.float64(1e-16), "right": torch.tensor(9)}, "holds"),
         ({}, {"right": 8}, "conditional"),
-        ({}, {"right": 8, "pair": 1.0}, "refuted"),
-        ({}, {"right": 8, "rest": 0.0}, "refuted"),
         ({}, {"right": 8, "rest": UNSURE}, "refuted"),
         ({}, {"error": UNSURE}, "open"),
         ({}, {"error": UNSURE, "right": 8, "pair": 1.0}, "refuted"),
-        ({}, {"other": 0.1}, "open"),
         ({}, {"other": UNSURE}, "open"),
         ({"about": "accelerators"}, {}, "open"),
-        ({"about": "large models"}, {"right": 8}, "open"),
-        ({"about": "accelerators", "measured": "one H200"}, {}, "holds"),
     ],
 )
-def test_a_verdict_follows_from_the_rule(changes: dict[str, str], numbers: dict[str, Any], verdict: str) -> None:
-    given = {name: as_number(value, name) for name, value in (TRUE | numbers).items()}
-    judged = Verdict("so", HOLDS | changes, given)
-    assert judged.verdict == verdict
-    assert ("only if: the paper's pair" in judged.evidence) == (verdict == "conditional")
-
-
-def test_what_is_judged_is_printed_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    nb = Notebook("02")
-    nb.claims = {"so": HOLDS, "another": HOLDS}
-    share = Estimate(2 / 3, 0.5, 0.75, 10)
-    nb.claim("so", **TRUE, share=share, c=Fraction(1, 4), by="x", found=np.True_)
-    nb.table("sweep", pd.DataFrame({"x": [1 / 3, 2.0]}))
-    nb.close()
-    assert capsys.readouterr().out.splitlines()[:5] == [
-        "      HOLDS  so: it is so (leviathan, 3.1)",
-        "        yes  error (rounding) < 1e-12",
-        "        yes  right (9) == cases (9)",
-        "    control  other (0.2) > 0.1",
-        "             error: of the enumerated mean",
-    ]
-    results = tmp_path / "data" / "results"
-    table = pd.read_csv(results / "02.claims.csv").set_index("id")
-    assert table.evidence["so"] == "error (rounding) < 1e-12; right (9) == cases (9); control: other (0.2) > 0.1"
-    assert tuple(table.loc["another", ["verdict", "evidence"]]) == ("open", "not checked by this run")
-    stored = json.loads((results / "02.numbers.json").read_text())["so"]
-    assert stored["share"] == {"value": 0.666667, "low": 0.5, "high": 0.75, "n": 10}
-    assert (stored["right"], stored["c"], stored["by"], stored["found"]) == (9, 0.25, "x", True)
-    assert (results / "02_sweep.csv").read_text() == "x\n0.333333\n2\n"
+def test_without_a_condition_the_rule_of_the_registry_decides(
+    changes: dict[str, str], numbers: dict[str, Any], verdict: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nb = _judged({"so": RULED | changes})
+    nb.claim("so", **TRUE | numbers)
+    assert nb.judged["so"].verdict == verdict
+    assert ("only if: the paper's pair" in nb.judged["so"].evidence) == (verdict == "conditional")
+    assert capsys.readouterr().out.startswith(f"{verdict.upper():>11}  so: it is so (leviathan, 3.1)\n")
 
 
 def test_where_results_are_is_said_in_plain_output(
@@ -93,15 +124,17 @@ def test_where_results_are_is_said_in_plain_output(
 
 
 def test_what_cannot_be_judged_is_refused() -> None:
-    nb = Notebook("02")
+    nb = _judged({"so": CLAIM, "ruled": RULED})
     with pytest.raises(KeyError, match="not a claim of notebook 02; those are"):
         nb.claim("expected-tokens")
-    nb.claims = {"so": HOLDS}
-    with pytest.raises(KeyError, match="the rule of 'so' needs right, other, pair; error, cases, rest were given"):
-        nb.claim("so", error=0.0, cases=3, rest=1.0)
+    with pytest.raises(KeyError, match="the rule of 'ruled' needs right, other, pair; error, cases, rest were given"):
+        nb.claim("ruled", error=0.0, cases=3, rest=1.0)
+    for condition in (0.3, "yes"):
+        with pytest.raises(TypeError, match="a condition of so is"):
+            nb.claim("so", condition)
     for number in (math.nan, math.inf, [1], None):
         with pytest.raises((ValueError, TypeError), match="so: error is"):
-            nb.claim("so", **TRUE | {"error": number})
+            nb.claim("so", True, error=number)
     with pytest.raises(ValueError, match="its name may have letters"):
         nb.table("../../evil", pd.DataFrame())
     with pytest.raises(ValueError, match="no notebook '99'; there are 00, "):
@@ -132,20 +165,38 @@ def test_wrong_parameters_are_named(given: dict[str, Any], says: str, monkeypatc
 
 
 CLAIMS = all_claims()
-FIELDS = {"source", "place", "about", "notebook", "statement", "rule", "control", "only_if", "numbers"}
+FIELDS = {"source", "place", "about", "notebook", "statement", "only_if", "measured"}
 SUBJECTS = {"mathematics", "algorithm", "this code", "accelerators", "large models"}
 
 
 @pytest.mark.parametrize("name", CLAIMS)
-def test_a_registered_claim_has_a_rule_that_could_fail_and_that_the_source_itself_would_pass(name: str) -> None:
+def test_the_registry_has_statement_source_and_place(name: str) -> None:
     claim = CLAIMS[name]
-    assert set(claim) <= FIELDS | {"source_numbers", "measured"}
     assert claim["about"] in SUBJECTS
+    assert "measured" not in claim or claim["about"] in ELSEWHERE
+    assert "rule" in claim or set(claim) <= FIELDS
+
+
+@pytest.mark.parametrize("name", [name for name in CLAIMS if "rule" in CLAIMS[name]])
+def test_a_rule_could_fail_and_the_source_itself_would_pass_it(name: str) -> None:
+    claim = CLAIMS[name]
     condition = claim.get("only_if", {"inside": "", "outside": ""})
     rules = [claim["rule"], claim.get("control"), condition["inside"], condition["outside"]]
     asked = {word for rule in rules if rule for word in rules_of.names(rule)}
     assert asked == set(claim["numbers"]), "each number of a rule is explained, and no other"
     assert claim.get("control") or claim["about"] in ELSEWHERE, "nothing shows that the check could fail"
-    assert "measured" not in claim or claim["about"] in ELSEWHERE
     if "source_numbers" in claim:
         assert rules_of.decide(claim["rule"], claim["source_numbers"]) is True
+
+
+def test_the_first_cell_of_a_notebook_quotes_what_this_run_found(capsys: pytest.CaptureFixture[str]) -> None:
+    nb = Notebook("00")
+    nb.quotes("What is speculative decoding")
+    assert not capsys.readouterr().out
+    nb.quotes("What is speculative decoding", "-1 tokens")
+    assert capsys.readouterr().out == "With these parameters the first cell would say: -1 tokens\n"
+
+
+@pytest.mark.parametrize("path", notebooks().values(), ids=notebooks())
+def test_the_first_cell_of_a_committed_notebook_quotes_what_it_found(path: Path) -> None:
+    assert '"With these parameters the first cell would say' not in path.read_text(encoding="utf-8")

@@ -1,5 +1,6 @@
 """What the figures to move compute, in JavaScript, is what the library computes."""
 
+import base64
 import json
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -101,3 +103,12 @@ def test_devices_and_presets_are_those_of_the_data() -> None:
 def test_an_output_says_what_the_figure_shows() -> None:
     bundle, _ = widgets.Widget(figure="landscape")._repr_mimebundle_()
     assert widgets.TEXT["landscape"] in bundle["text/html"]
+
+
+def test_a_still_picture_takes_the_place_of_words() -> None:
+    """Pages that run no script show one of the two, and words first."""
+    figure, _ = plt.subplots()
+    bundle, _ = widgets.Widget(figure="residual", still=figure)._repr_mimebundle_()
+    assert "text/html" not in bundle
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert 'data-widget="residual"' in widgets.place(**bundle[widgets.PLACE])

@@ -3,9 +3,9 @@
 from itertools import product
 
 import torch
+from beam_enumeration import DyadicLogProbs, enumerate_trees, every_tree, trajectory
 
 from specnb.beam import Beams, BeamSettings
-from studies.beams.beam_enumeration import DyadicLogProbs, enumerate_trees, every_tree, trajectory
 
 
 def test_dyadic_distributions_sum_to_one_and_differ_from_those_they_are_like_at_a_fraction_of_the_paths() -> None:

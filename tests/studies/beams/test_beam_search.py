@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from beam_bugs import BEAM_BUGS
+from beam_enumeration import DyadicLogProbs, enumerate_trees, same, trajectory
 
 from specnb.beam import Beams, BeamSettings, Finished, Path, advance, draft_levels, start, steps
-from studies.beams.beam_enumeration import DyadicLogProbs, enumerate_trees, same, trajectory
 
 # The search on distributions with exact scores: sums of whole numbers, with ties.
 
