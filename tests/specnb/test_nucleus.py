@@ -15,7 +15,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specnb import nucleus as module
 from specnb.distributions import Sampling, normalise, standardise
-from specnb.fast import Compiled
 from specnb.nucleus import UNITS, by_sorting, nucleus
 
 DTYPES = [torch.float32, torch.float64]
@@ -110,11 +109,3 @@ def test_sorting_reads_no_value_on_a_device() -> None:
     with FakeTensorMode():
         assert by_sorting(torch.empty(2, 5_000, device="cuda"), 0.5).shape == (2, 5_000)
         assert nucleus(torch.empty(2, 5_000, device="cuda"), 0.5).device.type == "cuda"
-
-
-@pytest.mark.parametrize("vocab", [7, 5_000])
-def test_compiled_code_has_the_same_distribution(vocab: int) -> None:
-    logits = 3 * torch.randn(2, vocab, generator=torch.Generator().manual_seed(0))
-    sampling = Sampling(0.7, top_k=40, top_p=0.9, min_p=0.01)
-    compiled = Compiled(lambda given: standardise(given, sampling, check=False))
-    torch.testing.assert_close(compiled(logits), standardise(logits, sampling))
