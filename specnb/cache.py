@@ -114,7 +114,7 @@ class RaggedCache(Cache):
         `(batch,)`."""
         self.seen = self.capacity if seen is None else seen
         written = torch.arange(len(slots), device=slots.device) if rows is None else rows
-        self.rows, self.index = rows, (written[:, None], slots)
+        self.rows, self.index = rows, (written[:, None], slots.contiguous())
 
     def least(self, slots: Tensor, visible: Tensor | None = None) -> int:
         """How many slots tokens need that see up to their own `slots`, or what is true in `visible`

@@ -28,10 +28,14 @@ class HierarchicalDrafter(Drafter):
     Inner steps are made until every row has gamma tokens, for which the host waits; so a step
     cannot be captured. What the last inner step emits beyond gamma is cut off, by number and not by
     token. The inner steps need more uniforms than the step has: they are made from the step's own
-    by hashing (`more_uniforms`). `small` proposes chains and reads tokens alone.
+    by hashing (`more_uniforms`). `small` proposes chains, reads tokens alone, and has no model: the
+    cache of one would lack more of the newest tokens than it evaluates. Raises `TypeError` for one
+    that has.
     """
 
     def __init__(self, large: ModelDrafter, small: Drafter, inner_gamma: int = 3) -> None:
+        if small.draft_model is not None:
+            raise TypeError(f"small is a {type(small).__name__} with a model; give one that counts or copies tokens")
         self.large, self.small, self.inner_gamma = large, small, inner_gamma
         self.vocab, self.draft_model = large.vocab, large.draft_model
         self.can_refill = small.can_refill

@@ -162,18 +162,8 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
 given."""
 
 HIERARCHICAL: dict[str, Callable[[], Drafter]] = {
-    "hierarchical": lambda: HierarchicalDrafter(near("llama"), far("llama"), inner_gamma=2),
     "hierarchical over a table": lambda: HierarchicalDrafter(near("gpt2"), chain(), inner_gamma=1),
     "hierarchical over n-grams": lambda: HierarchicalDrafter(near("llama"), counted()),
-    "hierarchical over a stopped model": lambda: HierarchicalDrafter(
-        near("llama"), StoppingDrafter(near("gpt2"), LowConfidence(0.3)), inner_gamma=1
-    ),
-    "hierarchical over a mixture": lambda: HierarchicalDrafter(
-        near("llama"), MixtureDrafter(lookup(), near("llama"), weight=0.3), inner_gamma=2
-    ),
-    "hierarchical over another": lambda: HierarchicalDrafter(
-        near("llama"), HierarchicalDrafter(near("llama"), near("llama"), inner_gamma=1), inner_gamma=1
-    ),
 }
 """Name -> makes a drafter that makes more uniforms of those given, by hashing: no enumeration over
 them is possible."""
