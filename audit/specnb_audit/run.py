@@ -18,7 +18,7 @@ from specnb_audit.alternatives import DEPENDENCE
 from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
 from specnb_audit.claimed import penalties_of
-from specnb_audit.control import compare_with_control
+from specnb_audit.control import compare_with_control, side_of
 from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
     audited,
@@ -30,7 +30,7 @@ from specnb_audit.explanations import (
 )
 from specnb_audit.numerics import Numerics, impossible_rate
 from specnb_audit.penalties import require_penalties
-from specnb_audit.report import SUSPICIOUS, Report, counted
+from specnb_audit.report import Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
 
 MEASURED = 4  # sequences that the numerics are measured on
@@ -39,6 +39,7 @@ SOON, EVERY = 0.5, 10.0  # seconds until progress is shown first, and between li
 Progress = bool | Callable[[str], None]
 """True: a bar on stderr. False: nothing. A function: gets a line now and then, and one at a
 rejection."""
+EngineNumerics = tuple[Numerics | None, Callable[[], Numerics] | None]
 Show = Callable[[int, float, int | None], None]
 """Called after each row with: tokens in all, decimal logarithm of the e-value, tokens at the
 rejection or None."""
@@ -173,7 +174,7 @@ def audit_completions(
         alone = rows_alone(report, models, known, fresh)
         report = replace(report, rows_alone=alone)
         if engine.control:
-            report = _with_control(report, auditor, models, engine.control, settings.auditor(*numerics), settings)
+            report = _with_control(report, auditor, models, known, engine.control, settings, numerics)
         report = _explained(report, auditor, models, known, settings.auditor(*numerics, more=("wrong-length",)))
     except KeyboardInterrupt:
         note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
@@ -192,7 +193,7 @@ def _with_rate(
     if noise == 0 or "impossible" in auditor.ignored:
         return report
     delta = settings.delta * SHARE / 2
-    rate = impossible_rate(models.target, models.sampling, completions, noise, delta, settings.seed)
+    rate = impossible_rate(models, completions, noise, delta, settings.seed)
     auditor.convict_impossible(rate, rate.found_after)
     return replace(auditor.report(), interrupted=report.interrupted)
 
@@ -214,33 +215,36 @@ def _with_control(
     report: Report,
     auditor: Auditor,
     models: Models,
+    known: Sequence[Completion],
     completions: Sequence[Completion],
-    control: Auditor,
     settings: Settings,
+    numerics: EngineNumerics,
 ) -> Report:
-    """The report with the comparison with the control, whose numerics explain impossible tokens
-    too.
+    """The report on the `known` completions with the comparison with those of the control, whose
+    numerics explain impossible tokens too.
 
     The same bets are made on the control, with those on a draft, so that no kind is missing there
-    for want of a test. Where impossible tokens are more than noise gives by an e-value that alone
-    rejects nothing, the control decides.
+    for want of a test. Where noise explains the impossible tokens, the control decides: they are
+    the speculation's if they are more, or larger, than other kernels make of the control's.
     """
+    control = settings.auditor(*numerics)
     plain = teacher_forced_rows(models, completions)
     if audit_distributions(plain, control, progress=settings.progress).interrupted:
         raise KeyboardInterrupt
-    there = _with_rate(control.report(detect=False), control, models, audited(control, completions), settings)
-    gaps, control_gaps = auditor.impossible.gaps, control.impossible.gaps
-    comparison = compare_with_control(report, there, gaps, control_gaps)
+    plain_known = audited(control, completions)
+    there = _with_rate(control.report(detect=False), control, models, plain_known, settings)
+    sides = side_of(auditor, known), side_of(control, plain_known)
+    comparison = compare_with_control(report, there, *sides)
     before, rate = report, auditor.rate
     if report.violations.get("impossible") and comparison.alike and not control.violations.get("impossible"):
         auditor.excuse_impossible()
         report = auditor.report()
-    elif rate and rate.log10_e >= SUSPICIOUS and comparison.p_value < settings.delta * SHARE / 2:
-        auditor.convict_impossible(rate, rate.found_after or auditor.tokens)
+    elif not report.violations.get("impossible") and comparison.p_value < settings.delta * SHARE / 2:
+        auditor.convict_impossible(rate, auditor.tokens)
         report = auditor.report()
     if report is not before:
         report = replace(report, rows_alone=before.rows_alone)
-        comparison = compare_with_control(report, there, gaps, control_gaps)
+        comparison = compare_with_control(report, there, *sides)
     return replace(report, control=comparison)
 
 
