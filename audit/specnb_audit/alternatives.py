@@ -56,8 +56,8 @@ ALTERNATIVES = {
     "noise-of-texts": "the uniforms of one sequence are used again for a later one",
     "never-occurs": "something never occurs that is possible: a banned token, or an end token that is suppressed in "
     "the first positions",
-    "last-token": "the token just emitted comes again too often or too rarely: a penalty misses it, or counts it twice, "
-    "within a step",
+    "last-token": "the token just emitted comes again too often or too rarely: in a step a penalty misses it, or "
+    "counts it twice",
     "same-tokens": "a sequence repeats the tokens of an earlier one",
     "first-token": "only the first new token deviates: is a token missing between prompt and tokens?",
     "whole-sequences": "some sequences deviate from their beginning on and others do not: requests with other settings",

@@ -23,6 +23,7 @@ from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
     audited,
     checks_of,
+    forced_places,
     likelier_settings,
     remembering,
     repeated_noise,
@@ -170,12 +171,17 @@ def audit_completions(
     try:
         known = audited(auditor, kept)
         report = _with_rate(report, auditor, models, known, settings)
-        fresh = settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length"))
-        alone = rows_alone(report, models, known, fresh)
-        report = replace(report, rows_alone=alone)
+
+        def fresh_auditor(*more: str) -> Auditor:
+            return settings.auditor(*numerics, more=("wrong-length", *more))
+
+        place, place_notes = _forced(report, models, known, fresh_auditor())
+        alone = None if place else rows_alone(report, models, known, fresh_auditor(*DEPENDENCE))
+        report = replace(report, rows_alone=alone, cause=place)
         if engine.control:
             report = _with_control(report, auditor, models, known, engine.control, settings, numerics)
-        report = _explained(report, auditor, models, known, settings.auditor(*numerics, more=("wrong-length",)))
+        report = _explained(report, auditor, models, known, fresh_auditor)
+        report = replace(report, notes=[*report.notes, *place_notes])
     except KeyboardInterrupt:
         note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
         return replace(report, interrupted=True, notes=[note])
@@ -183,6 +189,13 @@ def audit_completions(
         note = f"shared noise was looked for in the first {len(known):,} sequences"
         report = replace(report, notes=[*report.notes, note])
     return report
+
+
+def _forced(report: Report, models: Models, completions: Sequence[Completion], fresh: Auditor) -> tuple[str, list[str]]:
+    """The cause and the note of `forced_places`, asked first of all explanations."""
+    if not report.rejected or report.violations:
+        return "", []
+    return forced_places(models, completions, fresh)
 
 
 def _with_rate(
@@ -243,20 +256,24 @@ def _with_control(
         auditor.convict_impossible(rate, auditor.tokens)
         report = auditor.report()
     if report is not before:
-        report = replace(report, rows_alone=before.rows_alone)
+        report = replace(report, rows_alone=before.rows_alone, cause=before.cause)
         comparison = compare_with_control(report, there, *sides)
     return replace(report, control=comparison)
 
 
 def _explained(
-    report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Auditor
+    report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]
 ) -> Report:
     """The report with what is wrong with the sequences themselves, and what may explain a
     finding."""
     checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
-    if report.verdict in ("not rejected", "dependent"):
+    if report.verdict in ("not rejected", "dependent") or report.cause:
         return replace(report, checks=checks)
     suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
-    settings, notes = likelier_settings(models, completions, suspicious, fresh)
-    noise, more = repeated_noise(report)
-    return replace(report, checks=[*more, *checks], cause=(settings or noise) if report.rejected else "", notes=notes)
+    cause, notes = likelier_settings(models, completions, suspicious, fresh())
+    if report.rejected and not cause:
+        cause, more, alone = repeated_noise(report, models, completions, fresh())
+        report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]
+        if report.diagnosis == "never-occurs" and not cause:
+            cause = auditor.bets.absences.words()
+    return replace(report, checks=checks, cause=cause if report.rejected else "", notes=notes)
