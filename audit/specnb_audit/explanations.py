@@ -222,8 +222,8 @@ def repeated_noise(
     where = f"{lag} lines apart" if lag else "each token that of the one before"
     made = f"sequences repeat each other's noise, {where}"
     check = (
-        f"{made} (likelihood ratio 10^{log10:.1f}): what one has by chance, all have. Seed each one differently, make no "
-        "generator anew within a sequence, and audit again"
+        f"{made} (likelihood ratio 10^{log10:.1f}): what one has by chance, all have. Seed each one differently, make "
+        "no generator anew within a sequence, and audit again"
     )
     for row in teacher_forced_rows(models, completions[:lag]):
         auditor.add(row)

@@ -29,6 +29,7 @@ from specnb_audit.explanations import (
     repeated_noise,
     rows_alone,
 )
+from specnb_audit.logprobs import logprob_findings
 from specnb_audit.numerics import Numerics, impossible_rate
 from specnb_audit.penalties import require_penalties
 from specnb_audit.report import Report, counted
@@ -140,6 +141,10 @@ def require_models(models: Models, completions: Sequence[Completion], names: Seq
     require_penalties(penalties_of(models.sampling), vocab, has_logits)
     for source in models.all():
         require_completions(source, completions, names, vocab)
+    for number, one in enumerate(completions):
+        one.constraints.require_possible(one.tokens, vocab, f"sequence {number}" if names is None else names[number])
+    if not models.ends and any(one.constraints.min_tokens for one in completions):
+        raise ValueError("min_tokens is given and no end token; give those that it suppresses (--eos, eos)")
 
 
 @torch.inference_mode()
@@ -181,7 +186,8 @@ def audit_completions(
         if engine.control:
             report = _with_control(report, auditor, models, known, engine.control, settings, numerics)
         report = _explained(report, auditor, models, known, fresh_auditor)
-        report = replace(report, notes=[*report.notes, *place_notes])
+        wrong, right = logprob_findings(models, known, numerics[0])
+        report = replace(report, checks=[*wrong, *report.checks], notes=[*report.notes, *place_notes, *right])
     except KeyboardInterrupt:
         note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
         return replace(report, interrupted=True, notes=[note])

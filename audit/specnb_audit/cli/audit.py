@@ -20,6 +20,7 @@ from specnb_audit import Engine
 from specnb_audit.alternatives import LEARNED
 from specnb_audit.claimed import claimed_sampling
 from specnb_audit.cli import INTERRUPTED, UNDECIDED, one_line
+from specnb_audit.constraints import Constraints
 from specnb_audit.report import KINDS, Report
 from specnb_audit.run import Settings, audit_completions, require_models
 from specnb_audit.setting_names import NOT_AUDITED, PENALTIES
@@ -61,13 +62,14 @@ def _audited(options: argparse.Namespace) -> Report:
     draft, suspected = (
         None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
     )
-    models = Models(target, sampling, draft, draft_sampling or sampling, suspected)
+    models = Models(target, sampling, draft, draft_sampling or sampling, suspected, tuple(options.eos or ()))
+    least = options.min_tokens
     try:
-        engine = replace(engine, control=_completions(control, models))
+        engine = replace(engine, control=_completions(control, models, least))
         if sequences is None:
-            report = audit_completions(models, _from_stdin(models, options.limit, seeds), settings, engine)
+            report = audit_completions(models, _from_stdin(models, options.limit, seeds, least), settings, engine)
         else:
-            given, expected = _completions(sequences, models), sum(len(one.tokens) for one in sequences)
+            given, expected = _completions(sequences, models, least), sum(len(one.tokens) for one in sequences)
             report = audit_completions(models, given, settings, engine, expected)
         of_control = [f"of the control, {check}" for check in seeds_of_control.note()]
         checks = [*seeds.note(), *of_control, *report.checks]
@@ -102,13 +104,23 @@ def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
     return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
 
 
-def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
-    """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot
-    judge."""
-    completions = [Completion(one.prompt, one.tokens, one.steps, one.batch) for one in sequences]
+def _completions(sequences: Sequence[Line], models: Models, min_tokens: int) -> list[Completion]:
+    """The sequences, checked; `min_tokens` is that of those that declare none. Raises `ValueError`,
+    with file and line, for one that a model cannot judge."""
+    completions = [
+        Completion(one.prompt, one.tokens, one.steps, one.batch, _constraints(one, min_tokens), one.logprobs)
+        for one in sequences
+    ]
     if completions:
         require_models(models, completions, [one.where for one in sequences])
     return completions
+
+
+def _constraints(one: Line, min_tokens: int) -> Constraints:
+    try:
+        return Constraints(one.forced or (), min_tokens if one.min_tokens is None else one.min_tokens, one.allowed)
+    except ValueError as error:
+        raise ValueError(f"{one.where}: {error}") from None
 
 
 def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
@@ -116,13 +128,13 @@ def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
     return [one for one in sequences if not seeds.repeated(one)]
 
 
-def _from_stdin(models: Models, limit: int | None, seeds: Seeds) -> Iterator[Completion | None]:
+def _from_stdin(models: Models, limit: int | None, seeds: Seeds, min_tokens: int) -> Iterator[Completion | None]:
     if sys.stdin is None:
         raise ValueError("stdin is closed; give a file, or a pipe that writes to this command")
     count = 0
     for sequence in read_stream(lines_of(sys.stdin.fileno())):
         if sequence is None or not seeds.repeated(sequence):
-            yield None if sequence is None else _completions([sequence], models)[0]
+            yield None if sequence is None else _completions([sequence], models, min_tokens)[0]
         count += sequence is not None
         if count == limit:
             return
