@@ -17,10 +17,10 @@ EXAMPLES = """\
 The file has one sequence per line: {line}.
 Optional: "steps": [number of tokens emitted by each step]; "batch": a whole number or a name of the sequences that
 were generated together, which are compared with each other; "seed": a whole number. Of sequences with one seed and not
-one batch only the first is audited. Beside sampling: "forced": [places of tokens that
-the engine chose itself]; "min_tokens": a number; "allowed_token_ids": [ids], or one such list or null for each
-place. "logprobs": [numbers] are compared with the target's. A file may be compressed (.gz). "-" reads lines from a pipe and audits them while
-they arrive.
+one batch only the first is audited. Of single tokens: "forced": [places whose token the engine chose itself];
+"min_tokens": a number; "allowed_token_ids": [ids], or one such list or null for each place. "logprobs": [numbers], the
+engine's own, are compared with the target's. A file may be compressed (.gz). "-" reads lines from a pipe and audits
+them while they arrive.
 
 examples:
   specnb-audit audit tokens.jsonl --target gpt2
