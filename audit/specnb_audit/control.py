@@ -57,13 +57,15 @@ def _first_places(completions: Sequence[Completion]) -> Iterator[tuple[int, int]
             prefix = hash((prefix, token))
 
 
-def compare_with_control(report: Report, control: Report, here: Side, there: Side) -> ControlComparison:
-    """The comparison of two reports, and of the impossible tokens of both.
+def compare_with_control(
+    report: Report, control: Report, here: Side, there: Side, factor: float = OTHER_KERNELS
+) -> ControlComparison:
+    """The comparison of two reports, and of the impossible tokens of both (`more_p_value`).
 
     Rows that share noise come from how the sequences were collected, so a control without it blames
     nothing; and where that is all that was found, what single rows show is not compared.
     """
-    p_value, equal = more_p_value(here, there), more_p_value(here, there, factor=1)
+    p_value, equal = more_p_value(here, there, factor), more_p_value(here, there, factor=1)
     largest = zip(_largest(here.gaps), _largest(there.gaps), strict=True)
     alike = (
         equal >= ALIKE

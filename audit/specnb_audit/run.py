@@ -30,9 +30,9 @@ from specnb_audit.explanations import (
     rows_alone,
 )
 from specnb_audit.logprobs import logprob_findings
-from specnb_audit.numerics import Numerics, impossible_rate
+from specnb_audit.numerics import OTHER_KERNELS, Numerics, impossible_rate
 from specnb_audit.penalties import require_penalties
-from specnb_audit.report import Report, counted
+from specnb_audit.report import SUSPICIOUS, Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
 
 MEASURED = 4  # sequences that the numerics are measured on
@@ -253,17 +253,22 @@ def _with_control(
     plain_known = audited(control, completions)
     there = _with_rate(control.report(detect=False), control, models, plain_known, settings)
     sides = side_of(auditor, known), side_of(control, plain_known)
-    comparison = compare_with_control(report, there, *sides)
     before, rate = report, auditor.rate
+    # What noise of twice the size hardly explains need not be explained by worse kernels again. Each
+    # factor has its own part of delta.
+    factor = 1 if rate and rate.log10_e >= SUSPICIOUS else OTHER_KERNELS
+    comparison = compare_with_control(report, there, *sides, factor)
     if report.violations.get("impossible") and comparison.alike and not control.violations.get("impossible"):
         auditor.excuse_impossible()
         report = auditor.report()
-    elif not report.violations.get("impossible") and comparison.p_value < settings.delta * SHARE / 2:
+    elif (
+        not report.violations.get("impossible") and comparison.p_value < settings.delta * SHARE / 4
+    ):  # either factor has as much
         auditor.convict_impossible(rate, auditor.tokens)
         report = auditor.report()
     if report is not before:
         report = replace(report, rows_alone=before.rows_alone, cause=before.cause)
-        comparison = compare_with_control(report, there, *sides)
+        comparison = compare_with_control(report, there, *sides, factor)
     return replace(report, control=comparison)
 
 

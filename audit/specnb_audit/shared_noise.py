@@ -49,8 +49,8 @@ def repeated_noise_lag(models: Models, completions: Sequence[Completion]) -> tup
         read += len(tokens)
         if read > READ:
             break
-    lag, _ = np.unravel_index(int(log.argmax()), log.shape)
-    return int(lag), float((log.max() - np.log(log.size)) / np.log(10))
+    lag = int(log.argmax()) // log.shape[1]
+    return lag, float((log.max() - np.log(log.size)) / np.log(10))
 
 
 class _Seen:
@@ -71,7 +71,8 @@ class _Seen:
         # Before the first token there was none.
         low[0], high[0] = 0.0, 0.0
         moved.interval = Interval(low, high)
-        moved.likely = Likely(*(np.roll(one, 1, axis=0) for one in self.likely))
+        ids, probs = self.likely
+        moved.likely = Likely(np.roll(ids, 1, axis=0), np.roll(probs, 1, axis=0))
         return moved
 
     def log_ratios(self, p: torch.Tensor, earlier: _Seen) -> Array:
