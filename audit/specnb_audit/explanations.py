@@ -16,7 +16,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb_audit.alternatives import DEPENDENCE
+from specnb_audit.alternatives import DEPENDENCE, LEARNED
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
 from specnb_audit.claimed import Claimed, claimed_probs, is_active, other_orders, penalties_of, without_each
@@ -208,7 +208,8 @@ def repeated_noise(
     report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor
 ) -> tuple[str, list[str], Report | None]:
     """A cause and a check where sequences repeat each other's noise, and that has more evidence
-    than any deviation of the tokens; and the report of a fresh `auditor` on those that repeat none.
+    than any deviation that is known beforehand (those that are learnt from earlier sequences learn
+    what their noise has by chance); and the report of a fresh `auditor` on those that repeat none.
 
     Empty, and None, where that is not so; None, too, where each token repeats the noise of the one
     before, so that no sequence is without.
@@ -216,7 +217,7 @@ def repeated_noise(
     if report.violations or not report.rejected or report.verdict == "dependent":
         return "", [], None
     lag, log10 = repeated_noise_lag(models, completions)
-    others = [value for name, value in report.by_alternative.items() if name not in NOISE]
+    others = [value for name, value in report.by_alternative.items() if name not in (*NOISE, *LEARNED)]
     if log10 < max(-math.log10(report.delta), *others):
         return "", [], None
     where = f"{lag} lines apart" if lag else "each token that of the one before"
