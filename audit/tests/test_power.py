@@ -223,3 +223,22 @@ def test_a_suspected_model_is_found_sooner_than_by_any_other_bet() -> None:
     assert known.diagnosis == "suspected-model"
     assert known.found_after is not None
     assert known.found_after < (audit_of(rows).found_after or known.tokens)
+
+
+@pytest.mark.parametrize("factor", [0.3, 1.0])
+def test_a_penalty_that_counts_the_last_token_twice_within_a_step_is_found(factor: float) -> None:
+    """In steps of three tokens, of which the later ones have the token before less often."""
+    random, rows, likely = np.random.default_rng(3), list[Row](), P.clone()
+    likely[torch.arange(len(P)), torch.arange(len(P))] += 0.1  # else a token hardly comes twice
+    likely = normalise(likely)
+    for _ in range(25 if factor < 1 else 8):
+        text = [0]
+        for at in range(120):
+            p = likely[text[-1]].numpy().copy()
+            p[text[-1]] *= factor if at % 3 else 1
+            text.append(int(random.choice(len(p), p=p / p.sum())))
+        rows.append(Row(text[1:], likely[text[:-1]], prompt=[0], steps=[3] * 40))
+    report = audit_of(rows)
+    print(report.found_after, list(report.by_alternative.items())[:3])
+    assert report.rejected == (factor < 1)
+    assert factor == 1 or report.diagnosis == "last-token"
