@@ -188,7 +188,7 @@ def _logprobs(entries: dict[str, Any], where: str, n: int) -> list[float | None]
     numbers = isinstance(value, list) and all(one is None or type(one) in (int, float) for one in value)
     if not numbers or len(value) != n:
         raise ValueError(f"{where}: 'logprobs' is not a list of {n} numbers, one for each token")
-    return value
+    return [None if one is None else float(one) for one in value]
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:
