@@ -6,16 +6,19 @@ From the bottom up; each module imports only from those before it:
     setting_names, penalties, claimed
                                the settings claimed: filters in any order, penalties, what is
                                refused
-    alternatives, uniforms     the distributions that known bugs give, on a few cells; the uniform
-                               behind a token
+    constraints                forced tokens, `min_tokens`, allowed tokens
+    alternatives, uniforms, absences
+                               the distributions that known bugs give, on a few cells; the uniform
+                               behind a token; what never occurs
     bets                       all bets on one sequence
     evidence                   test martingales, and a lower bound on the total variation
     teacher_forcing, numerics  a target's distributions along existing sequences; what rounding
                                explains
     engine, report, auditor    what is known of an engine; the report; the audit sequence by
                                sequence
-    control, explanations      the comparison with the engine without speculation; what may explain
-                               a finding
+    control, shared_noise, explanations, logprobs
+                               the comparison with the engine without speculation; what may explain
+                               a finding; the engine's log-probabilities
     run, api                   the audit of sequences as they arrive; `audit` and `assert_exact`
     token_file, cli            sequences in files and pipes of JSON lines; the command
                                `specnb-audit`
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from specnb_audit.auditor import Auditor
     from specnb_audit.bets import Row
     from specnb_audit.claimed import Claimed
+    from specnb_audit.constraints import Constraints
     from specnb_audit.engine import Aim, Engine
     from specnb_audit.explain_speed import explain, fit_steps
     from specnb_audit.predict_speed import predict
@@ -58,7 +62,14 @@ __version__ = "2.0.0"  # of the distribution, too: pyproject.toml reads it here
 # without torch.
 _HOMES = {
     **dict.fromkeys(("assert_exact", "audit", "audit_distributions"), "api"),
-    **{"Auditor": "auditor", "Row": "bets", "Claimed": "claimed", "Aim": "engine", "Engine": "engine"},
+    **{
+        "Auditor": "auditor",
+        "Row": "bets",
+        "Claimed": "claimed",
+        "Constraints": "constraints",
+        "Aim": "engine",
+        "Engine": "engine",
+    },
     **{"Report": "report", "save_tokens": "token_file"},
     **{"predict": "predict_speed", "explain": "explain_speed", "fit_steps": "explain_speed"},
 }

@@ -54,6 +54,10 @@ ALTERNATIVES = {
     "shared-noise": "the uniform that sampled a rejected draft token also samples the recovered token",
     "noise-of-steps": "the uniform of one token, or of one step, is used again later in the same sequence",
     "noise-of-texts": "the uniforms of one sequence are used again for a later one",
+    "never-occurs": "something never occurs that is possible: a banned token, or an end token that is suppressed in "
+    "the first positions",
+    "last-token": "the token just emitted comes again too often or too rarely: in a step a penalty misses it, or "
+    "counts it twice",
     "same-tokens": "a sequence repeats the tokens of an earlier one",
     "first-token": "only the first new token deviates: is a token missing between prompt and tokens?",
     "whole-sequences": "some sequences deviate from their beginning on and others do not: requests with other settings",
@@ -70,7 +74,7 @@ DEPENDENCE = ("noise-of-texts", "same-tokens")
 """The alternatives where each sequence may have the right distribution, and sequences are not
 independent."""
 
-LEARNED = ("token-bias", "first-token", "whole-sequences")
+LEARNED = ("token-bias", "never-occurs", "first-token", "whole-sequences")
 """The alternatives that are learnt from earlier sequences; how large a deviation they would detect
 is not known."""
 
@@ -83,6 +87,7 @@ TOP_K = (2, 5, 10, 20, 50, 100)
 TOP_P = (0.9, 0.95, 0.98, 0.99, 0.999)
 MIN_P = (0.1, 0.03, 0.01)
 FACTORS = {"repeats": (1.25, 2.0, 5.0), "avoids": (0.8, 0.5, 0.2)}
+LAST_FACTORS = (0.2, 0.5, 0.8, 1.25, 2.0)
 DRAFT_POWERS = (0.5, 0.7, 1.4, 2.0)
 LENIENCES = (0.9, 0.7, 0.5, 0.3)
 UNIFORMS = (0.05, 0.2, 0.4, 0.6, 0.8, 0.95)
@@ -113,6 +118,9 @@ def alternative_distributions(condensed: CondensedDistributions, occurred: Tenso
     yield "repeats", one_hot(condensed.previous_cell, cells, p.dtype)[None]
     for name, factors in FACTORS.items():
         yield name, normalise(p * (1 + (_column(factors, p) - 1) * occurred.to(p.dtype)))
+    last = one_hot(condensed.previous_cell, cells, p.dtype)
+    last[:, -2:] = 0  # a pooled cell has other tokens, too
+    yield "last-token", normalise(p * (1 + (_column(LAST_FACTORS, p) - 1) * last))
     if condensed.q is not None:
         yield from _with_draft(p, condensed.q, sizes)
     if condensed.q is not None and condensed.raw is not None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from specnb.distributions import Sampling
 from specnb_audit.auditor import Ends, end_tokens
+from specnb_audit.constraints import NO_CONSTRAINTS, Constraints
 from specnb_audit.engine import Aim, Engine
 from specnb_audit.report import Report
 from specnb_audit.run import Progress, Settings, audit_completions, require_models
@@ -35,6 +36,8 @@ def audit(
     stop: bool = False,
     engine: Engine = Engine(),
     aim: Aim = Aim(),
+    constraints: Constraints | Sequence[Constraints] = NO_CONSTRAINTS,
+    logprobs: Sequence[Sequence[float | None]] | None = None,
     progress: Progress = True,
 ) -> Report:
     """Whether `completions` were sampled from the distribution of `target` under the settings
@@ -58,6 +61,10 @@ def audit(
     engine          what is known of the engine: its rounding errors, which are no fault of a
                     sampler, its control, and how it samples its draft
     aim             which deviations are looked for
+    constraints     what was done to single tokens beside sampling: forced tokens, `min_tokens`,
+                    allowed tokens; of all sequences, or of each
+    logprobs        the engine's log-probabilities of its tokens; they are compared with the
+                    target's, and the report says what they fit
     progress        whether to show a bar; a function gets plain lines instead
 
     Raises `ValueError` for no completions, tokens outside the vocabulary, sequences beyond the
@@ -74,7 +81,13 @@ def audit(
     True
     """
     given = _completions(completions, prompts, steps)
-    models = Models(target, sampling, draft, engine.draft_sampling or sampling, aim.suspected)
+    each = [constraints] * len(given) if isinstance(constraints, Constraints) else constraints
+    values = [None] * len(given) if logprobs is None else [list(one) for one in logprobs]
+    if {len(each), len(values)} != {len(given)}:
+        raise ValueError(f"there are {len(given)} completions; give constraints and logprobs for each")
+    given = [one._replace(constraints=own, logprobs=its) for one, own, its in zip(given, each, values, strict=True)]
+    ends = tuple(sorted(end_tokens(eos)))
+    models = Models(target, sampling, draft, engine.draft_sampling or sampling, aim.suspected, ends)
     settings = Settings(delta, seed, eos, max_new_tokens, aim.ignore, stop, progress)
     settings.auditor()  # raises for bad settings
     end_tokens(eos, vocabulary(target, given[0].prompt))

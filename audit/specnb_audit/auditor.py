@@ -69,7 +69,7 @@ class Auditor:
         self.ends = end_tokens(eos)
         self.max_new_tokens = max_new_tokens
         self.numerics = numerics
-        self.bets = Bets(seed)
+        self.bets = Bets(seed, self.ends)
         self.alternatives: list[str] = []
         self.evidence: Evidence | None = None
         self.distance = TotalVariationEstimate()
@@ -157,10 +157,9 @@ class Auditor:
             self._violation("wrong-length", self.tokens + after, 1)
 
     def _record_impossible(self, row: Row, zeros: NDArray[np.intp]) -> None:
-        if row.q is not None:
-            drafted = [at for at in zeros.tolist() if row.q[at, int(row.tokens[at])] == row.q[at].max() > 0]
-            self.impossible.drafted = (self.impossible.drafted or 0) + len(drafted)
         for at in zeros.tolist():
+            if row.q is not None:
+                self.impossible.are_drafted.append(bool(row.q[at, int(row.tokens[at])] == row.q[at].max() > 0))
             gap = row.cutoff_gaps.get(self.offset + at, CutoffGap(float("nan"), float("nan")))
             if self.impossible.add(Impossible(self.sequences - 1, self.offset + at, int(row.tokens[at]), *gap)) == (
                 "violations"
@@ -177,7 +176,8 @@ class Auditor:
     def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
         if self.crossed_after is None:
             nats = 0.0 if self.numerics is None else self.numerics.nats
-            self.crossed_after = crossing(log_e, self.delta * (1 - SHARE * (nats > 0)), nats, self.tokens)
+            share = SHARE * self.impossible.may_be_explained
+            self.crossed_after = crossing(log_e, self.delta * (1 - share), nats, self.tokens)
             self.numerics_only = self.numerics_only or crossing(log_e, self.delta, 0.0, self.tokens) is not None
 
     def excuse_impossible(self) -> None:
@@ -187,7 +187,7 @@ class Auditor:
         self.violations.pop("impossible", None)
         self.violated_after.pop("impossible", None)
 
-    def convict_impossible(self, rate: Rate, after: int | None) -> None:
+    def convict_impossible(self, rate: Rate | None, after: int | None) -> None:
         """Makes violations of impossible tokens that numerics explain one by one; `after` tokens
         that is known."""
         self.rate = rate

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specnb_audit.absences import Absences
 from specnb_audit.alternatives import (
     DEPENDENCE,
     CondensedDistributions,
@@ -127,12 +128,14 @@ class RowBets(NamedTuple):
 
 
 class Bets:
-    """Makes all bets on row after row; `seed` is that of the transform's own uniforms."""
+    """Makes all bets on row after row; `seed` is that of the transform's own uniforms, `ends` the
+    end tokens."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, ends: Collection[int] = ()) -> None:
         self.random = np.random.default_rng([STREAM, seed])
         self.histograms = {name: Histogram() for name in ("along-p", "along-q/p", "along-ids")}
         self.frequencies = Frequencies()
+        self.absences = Absences(ends)
         self.longest_step = 1
         self.sequence = _History()
         self.previous_p: Tensor | None = None  # p before the last token judged, `(1, vocab)`
@@ -183,7 +186,12 @@ class Bets:
             bets += zip(("one-uniform", "shared-noise"), within_step, strict=True)
         if row.suspected is not None:
             bets += [("suspected-model", _ratio_at(row.suspected, row.p, tokens))]
+        # Where one token alone is possible, as where an engine forces it, nothing was chosen.
+        certain = ((row.p > 0).sum(dim=-1) == 1).numpy(force=True)
+        bets = [(name, np.where(certain, 1.0, ratio)) for name, ratio in bets]
         bets += self._learnt(np.stack([ratio for name, ratio in bets if name not in DEPENDENCE], axis=1))
+        never = self.absences.bets(row.p, tokens, len(self.sequence.tokens))
+        bets += [("never-occurs", ratio) for ratio in never]
         masks, step_positions = self._subsets(row)
         self.sequence.extend(row, p_interval, q_interval, condensed)
         self.previous_p = row.p[-1:].clone()

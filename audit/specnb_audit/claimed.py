@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specnb.distributions import Sampling, standardise
 from specnb_audit.penalties import NO_PENALTIES, Penalties
-from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS, NOT_AUDITED, PENALTIES
+from specnb_audit.setting_names import DECLARED, ENGINE_ORDERS, FILTERS, INSTEAD, NOT_AUDITED, PENALTIES
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,19 @@ def claimed_sampling(settings: Mapping[str, Any], order: str | Sequence[str] = "
     >>> claimed_sampling({"typical_p": 0.9})
     Traceback (most recent call last):
         ...
-    ValueError: typical_p is 0.9; the audit cannot claim it: generate with typical_p=1
+    ValueError: typical_p is 0.9; the audit cannot claim it: generate with typical_p=1, or give specnb_audit.audit ...
     """
     for name, value in settings.items():
         if name in NOT_AUDITED and not _is_off(value, NOT_AUDITED[name]):
             off = (
                 f"generate with {name}={NOT_AUDITED[name]}" if NOT_AUDITED[name] is not None else "generate without it"
             )
-            raise ValueError(f"{name} is {value}; the audit cannot claim it: {off}")
-        if name not in NOT_AUDITED and name not in (*FIELDS, *PENALTIES):
+            raise ValueError(f"{name} is {value}; the audit cannot claim it: {off}, {INSTEAD}")
+        if name in DECLARED and value:
+            raise ValueError(
+                f"{name} belongs to single sequences; declare it in each line of the file, or as Constraints"
+            )
+        if name not in NOT_AUDITED and name not in (*FIELDS, *PENALTIES, *DECLARED):
             raise ValueError(f"{name} is no setting that the audit knows; leave it out if it changes no distribution")
     given = {name: value for name, value in settings.items() if value is not None}
     chosen = {name: given[name] for name in FIELDS if name in given}

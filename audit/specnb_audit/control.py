@@ -7,13 +7,16 @@ What both deviate in is the engine's own; what only the first deviates in is the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from scipy.stats import hypergeom
+from scipy.stats import binom
 
 from specnb_audit.alternatives import DEPENDENCE
+from specnb_audit.auditor import Auditor
 from specnb_audit.numerics import OTHER_KERNELS
 from specnb_audit.report import SUSPICIOUS, ControlComparison, Report
+from specnb_audit.teacher_forcing import Completion
 
 Gaps = Sequence[tuple[float, float]]
 ALIKE = 0.05
@@ -22,31 +25,66 @@ ALIKE = 0.05
 are."""
 
 
-def compare_with_control(report: Report, control: Report, gaps: Gaps, control_gaps: Gaps) -> ControlComparison:
-    """The comparison of two reports; `gaps` are those of all impossible tokens, by logit and top-p
-    mass.
+class Side(NamedTuple):
+    """The impossible tokens among `n` tokens: their gaps, by logit and top-p mass, and how many are
+    the draft's most probable token."""
+
+    n: int
+    gaps: Gaps
+    drafted: int = 0
+
+
+def side_of(auditor: Auditor, completions: Sequence[Completion]) -> Side:
+    """What `auditor` found in the `completions`, each prefix counted once: there an engine errs
+    alike again."""
+    found = auditor.impossible
+    drafted = [*found.are_drafted, *[False] * (len(found.gaps) - len(found.are_drafted))]
+    kept = dict(zip(found.places, zip(found.gaps, drafted, strict=True), strict=True))
+    new = [kept.get(place) for place in _first_places(completions)]
+    impossible = [one for one in new if one is not None]
+    return Side(len(new), [gap for gap, _ in impossible], sum(drafted for _, drafted in impossible))
+
+
+def _first_places(completions: Sequence[Completion]) -> Iterator[tuple[int, int]]:
+    """Sequence and position of each token whose prefix no token before it had."""
+    seen = set[int]()
+    for sequence, one in enumerate(completions):
+        prefix = hash(tuple(one.prompt))
+        for position, token in enumerate(one.tokens):
+            if prefix not in seen:
+                yield sequence, position
+            seen.add(prefix)
+            prefix = hash((prefix, token))
+
+
+def compare_with_control(
+    report: Report, control: Report, here: Side, there: Side, factor: float = OTHER_KERNELS
+) -> ControlComparison:
+    """The comparison of two reports, and of the impossible tokens of both (`more_p_value`).
 
     Rows that share noise come from how the sequences were collected, so a control without it blames
     nothing; and where that is all that was found, what single rows show is not compared.
     """
-    p_value = gap_p_value(gaps, report.tokens, control_gaps, control.tokens)
+    p_value, equal = more_p_value(here, there, factor), more_p_value(here, there, factor=1)
+    largest = zip(_largest(here.gaps), _largest(there.gaps), strict=True)
     alike = (
-        p_value >= ALIKE
-        and (not gaps or bool(control_gaps))
-        and all(
-            here <= OTHER_KERNELS * there for here, there in zip(_largest(gaps), _largest(control_gaps), strict=True)
-        )
+        equal >= ALIKE
+        and (not here.gaps or bool(there.gaps))
+        and all(own <= OTHER_KERNELS * other for own, other in largest)
     )
     shared, only_here, undecided = list[str](), list[str](), list[str]()
-    there = found_kinds(control)
+    found = found_kinds(control)
     for kind in found_kinds(report):
         if report.verdict == "dependent" and kind not in DEPENDENCE:
             continue
-        if kind in there or (kind == "impossible" and alike):
+        if kind == "impossible":
+            same = alike or (kind in found and p_value >= ALIKE)
+            (shared if same else only_here if p_value < report.delta else undecided).append(kind)
+        elif kind in found:
             shared.append(kind)
         elif kind in DEPENDENCE:
             undecided.append(kind)
-        elif p_value < report.delta if kind == "impossible" else _is_absent(kind, report, control):
+        elif _is_absent(kind, report, control):
             only_here.append(kind)
         else:
             undecided.append(kind)
@@ -86,23 +124,21 @@ def found_kinds(report: Report) -> list[str]:
     return [*report.violations, *sorted((name for name in peaks if peaks[name] >= bar), key=lambda name: -peaks[name])]
 
 
-def gap_p_value(gaps: Gaps, n: int, control_gaps: Gaps, control_n: int) -> float:
-    """The probability of at least so many impossible tokens among `n`, or so many beyond the
-    control's largest.
+def more_p_value(here: Side, there: Side, factor: float = OTHER_KERNELS) -> float:
+    """The probability of at least so many impossible tokens, or so many that are the draft's, or
+    so many beyond `factor` times the control's largest.
 
-    Under the hypothesis that every token is equally likely to be impossible, by equally large gaps,
-    in both files. The three tests (number, logits, top-p mass) share the level by Bonferroni's
+    Under the hypothesis that a token is at most `factor` times as likely to be impossible as in the
+    control, by gaps at most so many times as large: the kernels that verify drafts may round worse
+    than those of plain decoding. Given how many there are in both, those here are then at most
+    binomial. The four tests (number, drafted, logits, top-p mass) share the level by Bonferroni's
     inequality.
     """
-    chances = [_excess(len(gaps), n, len(control_gaps), control_n)]
+    share = factor * here.n / max(factor * here.n + there.n, 1)
+    counts = [(len(here.gaps), len(there.gaps)), (here.drafted, there.drafted)]
     for column in range(2):
-        values = [max(0.0, gap[column]) if gap[column] == gap[column] else math.inf for gap in gaps]
-        largest = max((gap[column] for gap in control_gaps if gap[column] == gap[column]), default=0.0)
-        chances.append(_excess(sum(value > largest for value in values), n, 0, control_n))
+        values = [max(0.0, gap[column]) if gap[column] == gap[column] else math.inf for gap in here.gaps]
+        largest = max((gap[column] for gap in there.gaps if gap[column] == gap[column]), default=0.0)
+        counts.append((sum(value > factor * largest for value in values), 0))
+    chances = [float(binom.sf(own - 1, own + other, share)) if own else 1.0 for own, other in counts]
     return min(1.0, len(chances) * min(chances))
-
-
-def _excess(count: int, n: int, control_count: int, control_n: int) -> float:
-    """The chance that `count` or more of the marked tokens are among the `n`, not among the
-    control's."""
-    return float(hypergeom.sf(count - 1, n + control_n, count + control_count, n)) if count else 1.0

@@ -8,7 +8,9 @@ was rejected, or tokens are impossible.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -20,11 +22,14 @@ from specnb_audit.bets import steps_between
 from specnb_audit.claimed import Claimed, claimed_probs, is_active, other_orders, penalties_of, without_each
 from specnb_audit.control import found_kinds
 from specnb_audit.report import Report
+from specnb_audit.shared_noise import repeated_noise_lag
 from specnb_audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
 
+PLACES = 8  # at most so many are taken to be forced
 REMEMBERED = 100_000
 """Tokens of sequences, prompts included, that are kept for explanations."""
 TRIED = 4_000
+NOISE = (*DEPENDENCE, "noise-of-steps")
 DEPENDENT = (100.0, 10.0)
 """A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier
 one; the second is tried where the first leaves evidence for dependence, because independent
@@ -59,7 +64,7 @@ def likelier_settings(
         if size < TRIED:
             chosen.append(completions[number])
             size += len(completions[number].tokens)
-    claimed, *others = _log_likelihoods(models.target, chosen, [models.sampling, *tried.values()])
+    claimed, *others = _log_likelihoods(models, chosen, [models.sampling, *tried.values()])
     name = list(tried)[int(np.argmax(others))]
     if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
         return "", []
@@ -75,17 +80,67 @@ def likelier_settings(
     ]
 
 
-def _log_likelihoods(target: Source, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
+def _log_likelihoods(models: Models, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
     totals = np.zeros(len(settings))
     for penalties in dict.fromkeys(map(penalties_of, settings)):
         alike = [number for number, sampling in enumerate(settings) if penalties_of(sampling) == penalties]
-        for row in teacher_forced_rows(Models(target, Claimed(penalties=penalties)), completions):
+        for row in teacher_forced_rows(
+            Models(models.target, Claimed(penalties=penalties), ends=models.ends), completions
+        ):
             if len(row.tokens) == 0:
                 continue
             logits, at = row.p.double().log(), row.p.new_tensor(row.tokens).long()[:, None]
             for number in alike:
                 totals[number] += float(claimed_probs(logits, settings[number]).gather(-1, at).log().sum())
     return [float(total) for total in totals]
+
+
+def forced_places(models: Models, completions: Sequence[Completion], auditor: Auditor) -> tuple[str, list[str]]:
+    """A cause and a note if tokens at a few places deviate, over all sequences, and nothing else
+    does.
+
+    At each place the three commonest tokens are counted. How often each should have come is a sum
+    of probabilities, and Chernoff's bound says how likely so many are. The others are audited anew
+    by a fresh `auditor`, with those places declared as forced. Empty where this rejects.
+    """
+    counts: dict[int, Counter[int]] = defaultdict(Counter)
+    for one in completions:
+        for place, token in enumerate(one.tokens):
+            counts[place][token] += 1
+    common = {place: [token for token, _ in counted.most_common(3)] for place, counted in counts.items()}
+    expected, start, tried = defaultdict[tuple[int, int], float](float), 0, 1
+    for row in teacher_forced_rows(models, completions):
+        start = start if row.continues else 0
+        for at in range(len(row.tokens)):
+            for token in common[start + at]:
+                expected[start + at, token] += float(row.p[at, token])
+        start, tried = start + len(row.tokens), row.p.shape[1] * len(common)
+    found: dict[int, int] = {}
+    for (place, token), mean in expected.items():
+        count = counts[place][token]
+        surprise = count * math.log(count / mean) - count + mean if count > mean > 0 else math.inf * (mean == 0)
+        if place not in found and surprise > math.log(tried / auditor.delta):
+            found[place] = token
+    if not 0 < len(found) <= min(PLACES, len(common) / 4):
+        return "", []
+    for row in teacher_forced_rows(models, [_with_forced(one, found) for one in completions]):
+        auditor.add(row)
+    if auditor.found_after is not None:
+        return "", []
+    some = ", ".join(
+        f"token {token} at position {place} in {counts[place][token]:,} of {counts[place].total():,} sequences, where "
+        f"{expected[place, token]:.3g} are expected"
+        for place, token in sorted(found.items())[:3]
+    )
+    return f"{some}: is it forced there? Nothing else deviates", [
+        f'declare what the engine forces, "forced": {sorted(found)} in those lines of the file; or split a sequence '
+        "there: the forced token ends the prompt of a line of its own"
+    ]
+
+
+def _with_forced(one: Completion, places: Iterable[int]) -> Completion:
+    inside = [place for place in places if place < len(one.tokens)]
+    return one._replace(constraints=replace(one.constraints, forced=sorted({*one.constraints.forced, *inside})))
 
 
 def checks_of(source: Source, completions: Sequence[Completion], auditor: Auditor, finding: bool) -> list[str]:
@@ -110,7 +165,7 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
         f"{after:,} of {total:,} sequences continue after the end token {sorted(ends)}; give eos if it ends them":
             free and after > 0,
         f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
-        "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1 and finding,
+        "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1,
         f"no prompt begins with the model's begin-of-text token {bos}; did the model see one?":
             finding and bos is not None and begun == 0 and total > 0,
     }  # fmt: skip
@@ -149,22 +204,32 @@ def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | No
     return None
 
 
-def repeated_noise(report: Report) -> tuple[str, list[str]]:
-    """A cause and a check where sequences repeat each other's noise, and those that do not deviate,
-    too.
+def repeated_noise(
+    report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor
+) -> tuple[str, list[str], Report | None]:
+    """A cause and a check where sequences repeat each other's noise, and that has more evidence
+    than any deviation that is known beforehand (those that are learnt from earlier sequences learn
+    what their noise has by chance); and the report of a fresh `auditor` on those that repeat none.
 
-    The cause is given where the diagnosis was learnt from earlier sequences: what one has by
-    chance, all have that repeat its noise, and then some tokens come too often as if they had a
-    bias. Empty where no dependence was found.
+    Empty, and None, where that is not so; None, too, where each token repeats the noise of the one
+    before, so that no sequence is without.
     """
-    shared = [name for name in found_kinds(report) if name in DEPENDENCE]
-    if not shared or report.verdict != "rejected":
-        return "", []
-    cause = "sequences repeat each other's noise, as one seed for all gives it, or a generator made anew for each call"
-    return cause if report.diagnosis in LEARNED else "", [
-        f"sequences repeat each other's noise ({', '.join(shared)}): what one has by chance, all have. Seed each one "
-        "differently, make no generator anew within a sequence, and audit again"
-    ]
+    if report.violations or not report.rejected or report.verdict == "dependent":
+        return "", [], None
+    lag, log10 = repeated_noise_lag(models, completions)
+    others = [value for name, value in report.by_alternative.items() if name not in (*NOISE, *LEARNED)]
+    if log10 < max(-math.log10(report.delta), *others):
+        return "", [], None
+    where = f"{lag} lines apart" if lag else "each token that of the one before"
+    made = f"sequences repeat each other's noise, {where}"
+    check = (
+        f"{made} (likelihood ratio 10^{log10:.1f}): what one has by chance, all have. Seed each one differently, make "
+        "no generator anew within a sequence, and audit again"
+    )
+    for row in teacher_forced_rows(models, completions[:lag]):
+        auditor.add(row)
+    alone = auditor.report() if auditor.tokens else None
+    return f"{made}, as a generator made anew with one seed for each call gives it", [check], alone
 
 
 def rows_alone(report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor) -> Report | None:

@@ -17,6 +17,10 @@ the engine is one of their kind, its token is as likely to be impossible as each
 of the DRAWS + 1 tokens are, the engine's is with probability k / (DRAWS + 1). So odds^[it is]
 divided by its mean given k has expectation 1, and the product over tokens is an e-value
 (`specnb_audit.evidence`). A prefix counts once: there the engine errs alike again.
+
+Noise has no direction, and does not know the draft. So with a draft the same bet is made a second
+time, on "impossible, and the draft's most probable token", as a rule that accepts too much emits
+it; the e-value is the mean of the two.
 """
 
 from __future__ import annotations
@@ -40,7 +44,7 @@ from specnb.distributions import Sampling, total_variation
 from specnb_audit.claimed import claimed_probs, penalties_of
 from specnb_audit.evidence import log_mean
 from specnb_audit.penalties import penalised
-from specnb_audit.teacher_forcing import Completion, Source, batch_logits, teacher_forced_logits
+from specnb_audit.teacher_forcing import Completion, Models, batch_logits, teacher_forced_logits
 
 DRAWS = 4
 ODDS = (3.0, 10.0, 30.0)
@@ -262,10 +266,17 @@ class ImpossibleTokens:
         self.numerics = numerics
         self._measure = undeclared
         self.listed: dict[str, list[Impossible]] = {"violations": [], "borderline": [], "undeclared": []}
-        self.gaps: list[tuple[float, float]] = []  # logit and mass of each, whatever its class
-        # How many are the draft's most probable token, where there is a draft.
-        self.drafted: int | None = None
+        # Of each, whatever its class: logit and mass; sequence and position; where there is a draft,
+        # whether it is the draft's most probable token.
+        self.gaps: list[tuple[float, float]] = []
+        self.places: list[tuple[int, int]] = []
+        self.are_drafted: list[bool] = []
         self.counts = dict.fromkeys(self.listed, 0)
+
+    @property
+    def may_be_explained(self) -> bool:
+        """Whether numerics may explain impossible tokens, so that their number is tested."""
+        return self.numerics is not None or self._measure is not None
 
     @cached_property
     def undeclared(self) -> Numerics | None:
@@ -275,6 +286,7 @@ class ImpossibleTokens:
     def add(self, one: Impossible) -> str:
         """The class of `one`, which is recorded in it."""
         self.gaps.append((one.logit, one.mass))
+        self.places.append((one.sequence, one.position))
         if self.numerics is not None and self.numerics.explains(one.logit, one.mass):
             name = "borderline"
         elif one.logit == one.logit and self.undeclared is not None and self.undeclared.explains(one.logit, one.mass):
@@ -311,17 +323,20 @@ class ImpossibleTokens:
         share = f"{len(self.gaps):,} of {tokens:,} tokens {'is' if len(self.gaps) == 1 else 'are'} impossible"
         by = f", by up to {' and '.join(sizes)}" if sizes else ""
         percent = float(f"{100 * len(self.gaps) / max(tokens, 1):.2g}")
-        drafted = "" if self.drafted is None else f"; {self.drafted:,} of them the draft's most probable token"
+        count = sum(self.are_drafted)
+        drafted = f"; {count:,} of them the draft's most probable token" if self.are_drafted else ""
         return f"{share} ({percent:g}%){by}{drafted}"
 
 
 class Rate(NamedTuple):
-    """The impossible tokens among the first `tokens`.
+    """The impossible tokens among the first `tokens`, or those of them that are the draft's, if
+    that has more evidence.
 
     impossible   how many there are
     expected     how many the imagined engines emit, on average
     log10_e      decimal logarithm of the largest e-value
     found_after  number of tokens after which it passed 1/delta, or None
+    drafted      whether those that are the draft's are counted
     """
 
     tokens: int
@@ -329,17 +344,19 @@ class Rate(NamedTuple):
     expected: float
     log10_e: float
     found_after: int | None
+    drafted: bool = False
 
     def __str__(self) -> str:
+        which = " that are the draft's most probable token" * self.drafted
         return (
             f"numerics would explain the size of each, and not their number: {self.impossible:,} in {self.tokens:,} "
-            f"tokens, where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
+            f"tokens{which}, where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
         )
 
 
 @torch.inference_mode()
 def impossible_rate(
-    target: Source, sampling: Sampling, completions: Sequence[Completion], noise: float, delta: float, seed: int = 0
+    models: Models, completions: Sequence[Completion], noise: float, delta: float, seed: int = 0
 ) -> Rate:
     """The bet on the impossible tokens of `completions`, up to where it passes 1/delta.
 
@@ -347,42 +364,58 @@ def impossible_rate(
 
     >>> near = lambda prefix: [0.505, 0.495]
     >>> given = [Completion([seed], [seed % 2]) for seed in range(200)]
-    >>> [impossible_rate(near, Sampling(0), given, noise, 1e-6).found_after is None for noise in (1e-3, 0.1)]
+    >>> models = Models(near, Sampling(0))
+    >>> [impossible_rate(models, given, noise, 1e-6).found_after is None for noise in (1e-3, 0.1)]
     [False, True]
     """
     random = np.random.default_rng([seed, DRAWS])
-    log_e, peak, found_after = np.zeros(len(ODDS)), 0.0, None
-    tokens, count, imagined, seen = 0, 0, 0, set[int]()
-    for completion, start, logits in teacher_forced_logits(target, completions, penalties_of(sampling)):
+    bets = 1 if models.draft is None else 2
+    log_e, peak, found_after = np.zeros((bets, len(ODDS))), 0.0, None
+    tokens, seen = 0, set[int]()
+    counts = np.zeros((2, bets), dtype=np.int64)  # of the engine, and of all those imagined
+    for completion, start, logits, draft in teacher_forced_logits(models, completions):
         emitted = completion.tokens[start : start + len(logits)]
-        own, others, entries = *_impossible(logits, emitted, sampling, noise, random), logits.shape[-1]
-        for at in np.flatnonzero(own).tolist():
+        own, others = _impossible(logits, draft, emitted, models.sampling, noise, random)
+        for at in np.flatnonzero(own[:, 0]).tolist():
             context = hash((tuple(completion.prompt), tuple(completion.tokens[: start + at])))
-            own[at], others[at] = (0, 0) if context in seen else (1, others[at])
+            if context in seen:
+                own[at], others[at] = 0, 0
             seen.add(context)
         odds = np.array(ODDS)
-        share = (own + others)[:, None] / (DRAWS + 1)
-        running = log_e + np.cumsum(own[:, None] * np.log(odds) - np.log1p((odds - 1) * share), axis=0)
-        passed = log_mean(running) >= -np.log(delta)
+        share = (own + others)[..., None] / (DRAWS + 1)
+        running = log_e + np.cumsum(own[..., None] * np.log(odds) - np.log1p((odds - 1) * share), axis=0)
+        mean = log_mean(running.reshape(len(own), -1))
+        passed = mean >= -np.log(delta)
         n = int(passed.argmax()) + 1 if passed.any() else len(own)
-        log_e, peak = running[n - 1], max(peak, float(log_mean(running[:n]).max()))
-        tokens, count, imagined = tokens + n, count + int(own[:n].sum()), imagined + int(others[:n].sum())
+        log_e, peak = running[n - 1], max(peak, float(mean[:n].max()))
+        tokens, counts = tokens + n, counts + np.stack([own[:n].sum(axis=0), others[:n].sum(axis=0)])
         found_after = tokens if passed.any() else None
-        if found_after is not None or tokens * entries > ENTRIES:
+        if found_after is not None or tokens * logits.shape[-1] > ENTRIES:
             break
-    return Rate(tokens, count, imagined / DRAWS, peak / np.log(10), found_after)
+    best = int(log_e.max(axis=1).argmax())
+    return Rate(tokens, int(counts[0, best]), counts[1, best] / DRAWS, peak / np.log(10), found_after, best == 1)
 
 
 def _impossible(
-    logits: Tensor, tokens: Sequence[int], sampling: Sampling, noise: float, random: np.random.Generator
+    logits: Tensor,
+    draft: Tensor | None,
+    tokens: Sequence[int],
+    sampling: Sampling,
+    noise: float,
+    random: np.random.Generator,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Whether each of `tokens` `(n,)` is impossible under `logits` `(n, vocab)`, and for how many
-    imagined engines."""
+    imagined engines; `(n, 1)`, or with a draft's logits `(n, 2)`: and the draft's most probable."""
     zero = claimed_probs(logits, sampling) == 0
-    own = zero.gather(-1, torch.tensor(tokens, device=zero.device)[:, None])[:, 0].numpy(force=True).astype(np.int64)
-    others = np.zeros_like(own)
+    emitted = torch.tensor(tokens, device=zero.device)
+    own = [zero.gather(-1, emitted[:, None])[:, 0]]
+    first = None if draft is None else draft.argmax(dim=-1)
+    if first is not None:
+        own += [own[0] & (emitted == first)]
+    others = torch.zeros(len(emitted), len(own), dtype=torch.long)
     for _ in range(DRAWS):
         drawn = torch.from_numpy(random.standard_normal(tuple(logits.shape), dtype=np.float32)).to(logits)
-        mass = claimed_probs(logits + noise * drawn, sampling).where(zero, 0.0).sum(dim=-1)
-        others += random.random(len(own)) < mass.numpy(force=True)
-    return own, others
+        mass = claimed_probs(logits + noise * drawn, sampling).where(zero, 0.0)
+        parts = [mass.sum(dim=-1), *([] if first is None else [mass.gather(-1, first[:, None])[:, 0]])]
+        others += torch.from_numpy(random.random(len(emitted)))[:, None] < torch.stack(parts, dim=-1).cpu()
+    return torch.stack(own, dim=-1).long().numpy(force=True), others.numpy()

@@ -193,7 +193,12 @@ class Report:
                 "do not deviate"
             )
         if self.rejected:
-            return f"REJECTED after {self._found_after}: {self.cause or KINDS[self.diagnosis or 'impossible']}"
+            own = (
+                ""
+                if self.control is None or self.control.source != "engine" or self.control.undecided
+                else ("; the control deviates alike: the engine's own, not the speculation's")
+            )
+            return f"REJECTED after {self._found_after}: {self.cause or KINDS[self.diagnosis or 'impossible']}{own}"
         if self.undecided:
             return f"UNDECIDED: {self.undecided}"
         listed = "; the deviations that would have been detected are listed below"

@@ -18,17 +18,19 @@ from specnb_audit.alternatives import DEPENDENCE
 from specnb_audit.auditor import SHARE, Auditor, Ends
 from specnb_audit.bets import Row
 from specnb_audit.claimed import penalties_of
-from specnb_audit.control import compare_with_control
+from specnb_audit.control import compare_with_control, side_of
 from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
     audited,
     checks_of,
+    forced_places,
     likelier_settings,
     remembering,
     repeated_noise,
     rows_alone,
 )
-from specnb_audit.numerics import Numerics, impossible_rate
+from specnb_audit.logprobs import logprob_findings
+from specnb_audit.numerics import OTHER_KERNELS, Numerics, impossible_rate
 from specnb_audit.penalties import require_penalties
 from specnb_audit.report import SUSPICIOUS, Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
@@ -39,6 +41,7 @@ SOON, EVERY = 0.5, 10.0  # seconds until progress is shown first, and between li
 Progress = bool | Callable[[str], None]
 """True: a bar on stderr. False: nothing. A function: gets a line now and then, and one at a
 rejection."""
+EngineNumerics = tuple[Numerics | None, Callable[[], Numerics] | None]
 Show = Callable[[int, float, int | None], None]
 """Called after each row with: tokens in all, decimal logarithm of the e-value, tokens at the
 rejection or None."""
@@ -138,6 +141,10 @@ def require_models(models: Models, completions: Sequence[Completion], names: Seq
     require_penalties(penalties_of(models.sampling), vocab, has_logits)
     for source in models.all():
         require_completions(source, completions, names, vocab)
+    for number, one in enumerate(completions):
+        one.constraints.require_possible(one.tokens, vocab, f"sequence {number}" if names is None else names[number])
+    if not models.ends and any(one.constraints.min_tokens for one in completions):
+        raise ValueError("min_tokens is given and no end token; give those that it suppresses (--eos, eos)")
 
 
 @torch.inference_mode()
@@ -169,12 +176,18 @@ def audit_completions(
     try:
         known = audited(auditor, kept)
         report = _with_rate(report, auditor, models, known, settings)
-        fresh = settings.auditor(*numerics, more=(*DEPENDENCE, "wrong-length"))
-        alone = rows_alone(report, models, known, fresh)
-        report = replace(report, rows_alone=alone)
+
+        def fresh_auditor(*more: str) -> Auditor:
+            return settings.auditor(*numerics, more=("wrong-length", *more))
+
+        place, place_notes = _forced(report, models, known, fresh_auditor())
+        alone = None if place else rows_alone(report, models, known, fresh_auditor(*DEPENDENCE))
+        report = replace(report, rows_alone=alone, cause=place)
         if engine.control:
-            report = _with_control(report, auditor, models, engine.control, settings.auditor(*numerics), settings)
-        report = _explained(report, auditor, models, known, settings.auditor(*numerics, more=("wrong-length",)))
+            report = _with_control(report, auditor, models, known, engine.control, settings, numerics)
+        report = _explained(report, auditor, models, known, fresh_auditor)
+        wrong, right = logprob_findings(models, known, numerics[0])
+        report = replace(report, checks=[*wrong, *report.checks], notes=[*report.notes, *place_notes, *right])
     except KeyboardInterrupt:
         note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
         return replace(report, interrupted=True, notes=[note])
@@ -182,6 +195,13 @@ def audit_completions(
         note = f"shared noise was looked for in the first {len(known):,} sequences"
         report = replace(report, notes=[*report.notes, note])
     return report
+
+
+def _forced(report: Report, models: Models, completions: Sequence[Completion], fresh: Auditor) -> tuple[str, list[str]]:
+    """The cause and the note of `forced_places`, asked first of all explanations."""
+    if not report.rejected or report.violations:
+        return "", []
+    return forced_places(models, completions, fresh)
 
 
 def _with_rate(
@@ -192,7 +212,7 @@ def _with_rate(
     if noise == 0 or "impossible" in auditor.ignored:
         return report
     delta = settings.delta * SHARE / 2
-    rate = impossible_rate(models.target, models.sampling, completions, noise, delta, settings.seed)
+    rate = impossible_rate(models, completions, noise, delta, settings.seed)
     auditor.convict_impossible(rate, rate.found_after)
     return replace(auditor.report(), interrupted=report.interrupted)
 
@@ -214,45 +234,57 @@ def _with_control(
     report: Report,
     auditor: Auditor,
     models: Models,
+    known: Sequence[Completion],
     completions: Sequence[Completion],
-    control: Auditor,
     settings: Settings,
+    numerics: EngineNumerics,
 ) -> Report:
-    """The report with the comparison with the control, whose numerics explain impossible tokens
-    too.
+    """The report on the `known` completions with the comparison with those of the control, whose
+    numerics explain impossible tokens too.
 
     The same bets are made on the control, with those on a draft, so that no kind is missing there
-    for want of a test. Where impossible tokens are more than noise gives by an e-value that alone
-    rejects nothing, the control decides.
+    for want of a test. Where noise explains the impossible tokens, the control decides: they are
+    the speculation's if they are more, or larger, than other kernels make of the control's.
     """
+    control = settings.auditor(*numerics)
     plain = teacher_forced_rows(models, completions)
     if audit_distributions(plain, control, progress=settings.progress).interrupted:
         raise KeyboardInterrupt
-    there = _with_rate(control.report(detect=False), control, models, audited(control, completions), settings)
-    gaps, control_gaps = auditor.impossible.gaps, control.impossible.gaps
-    comparison = compare_with_control(report, there, gaps, control_gaps)
+    plain_known = audited(control, completions)
+    there = _with_rate(control.report(detect=False), control, models, plain_known, settings)
+    sides = side_of(auditor, known), side_of(control, plain_known)
     before, rate = report, auditor.rate
+    # What noise of twice the size hardly explains need not be explained by worse kernels again. Each
+    # factor has its own part of delta.
+    factor = 1 if rate and rate.log10_e >= SUSPICIOUS else OTHER_KERNELS
+    comparison = compare_with_control(report, there, *sides, factor)
     if report.violations.get("impossible") and comparison.alike and not control.violations.get("impossible"):
         auditor.excuse_impossible()
         report = auditor.report()
-    elif rate and rate.log10_e >= SUSPICIOUS and comparison.p_value < settings.delta * SHARE / 2:
-        auditor.convict_impossible(rate, rate.found_after or auditor.tokens)
+    elif (
+        not report.violations.get("impossible") and comparison.p_value < settings.delta * SHARE / 4
+    ):  # either factor has as much
+        auditor.convict_impossible(rate, auditor.tokens)
         report = auditor.report()
     if report is not before:
-        report = replace(report, rows_alone=before.rows_alone)
-        comparison = compare_with_control(report, there, gaps, control_gaps)
+        report = replace(report, rows_alone=before.rows_alone, cause=before.cause)
+        comparison = compare_with_control(report, there, *sides, factor)
     return replace(report, control=comparison)
 
 
 def _explained(
-    report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Auditor
+    report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]
 ) -> Report:
     """The report with what is wrong with the sequences themselves, and what may explain a
     finding."""
     checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
-    if report.verdict in ("not rejected", "dependent"):
+    if report.verdict in ("not rejected", "dependent") or report.cause:
         return replace(report, checks=checks)
     suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
-    settings, notes = likelier_settings(models, completions, suspicious, fresh)
-    noise, more = repeated_noise(report)
-    return replace(report, checks=[*more, *checks], cause=(settings or noise) if report.rejected else "", notes=notes)
+    cause, notes = likelier_settings(models, completions, suspicious, fresh())
+    if report.rejected and not cause:
+        cause, more, alone = repeated_noise(report, models, completions, fresh())
+        report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]
+        if report.diagnosis == "never-occurs" and not cause:
+            cause = auditor.bets.absences.words()
+    return replace(report, checks=checks, cause=cause if report.rejected else "", notes=notes)

@@ -18,13 +18,20 @@ ENGINE_ORDERS = {
 """The order of each engine's default, by its name; other versions and settings may have another."""
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
 """What changes the logits before temperature and filters, in any order of them."""
+DECLARED = ("min_tokens", "allowed_token_ids")
+"""What belongs to single sequences, and is declared in each line of a token file."""
 NOT_AUDITED: dict[str, Any] = {
     "no_repeat_ngram_size": 0,
     "bad_words": None,
-    "allowed_token_ids": None,
     "grammar": None,
+    "stop_strings": None,
     "typical_p": 1,
     "xtc_probability": 0,
     "mirostat": 0,
 }
 """Settings that the audit cannot claim, with the value that switches each off."""
+INSTEAD = (
+    "or give specnb_audit.audit a function as target, whose probabilities have it applied, or declare in each line of "
+    "the file which tokens were possible (allowed_token_ids)"
+)
+"""What to do where an engine cannot do without one of them."""

@@ -25,7 +25,8 @@ from specnb.support import vocabulary as vocabulary_of
 from specnb_audit.bets import CutoffGap, Row, steps_between
 from specnb_audit.claimed import claimed_probs, penalties_of
 from specnb_audit.claimed import cutoff_gap as cutoff_gap
-from specnb_audit.penalties import NO_PENALTIES, Penalties, penalised
+from specnb_audit.constraints import NO_CONSTRAINTS, Constraints, constrained
+from specnb_audit.penalties import penalised
 
 NextTokenProbs = Callable[[tuple[int, ...]], Any]
 Source = PreTrainedModel | NextTokenProbs
@@ -39,13 +40,16 @@ PROBED = 8  # tokens of a sequence by which a model is compared with itself
 
 
 class Completion(NamedTuple):
-    """A prompt, the tokens generated after it, and if known the tokens emitted by each step, and
-    the batch."""
+    """A prompt, the tokens generated after it, and if known the tokens emitted by each step, the
+    batch, what was done to single tokens beside sampling, and the logarithms of probabilities that
+    the engine gave for its tokens."""
 
     prompt: list[int]
     tokens: list[int]
     steps: list[int] | None = None
     batch: int | str | None = None
+    constraints: Constraints = NO_CONSTRAINTS
+    logprobs: list[float | None] | None = None
 
 
 def vocabulary(source: Source, prompt: Sequence[int]) -> int:
@@ -61,6 +65,7 @@ class Models(NamedTuple):
     sampling   penalties in it are those of the target, and of the model suspected; a draft's q has
                none
     suspected  a model that may have been used instead of the target
+    ends       end tokens, which `min_tokens` makes impossible
     """
 
     target: Source
@@ -68,6 +73,7 @@ class Models(NamedTuple):
     draft: Source | None = None
     draft_sampling: Sampling = Sampling()
     suspected: Source | None = None
+    ends: tuple[int, ...] = ()
 
     def all(self) -> list[Source]:
         """The models that are given."""
@@ -105,16 +111,24 @@ def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iter
 
 
 def teacher_forced_logits(
-    target: Source, completions: Iterable[Completion], penalties: Penalties = NO_PENALTIES
-) -> Iterator[tuple[Completion, int, Tensor]]:
+    models: Models, completions: Iterable[Completion]
+) -> Iterator[tuple[Completion, int, Tensor, Tensor | None]]:
     """For each of `completions` with tokens, or piece of one: it, the offset of its first token,
-    and logits.
+    the target's logits, penalised and constrained, and the draft's, if there is one."""
+    for batch in _batches((one for one in completions if one.tokens), models.target):
+        vocab = vocabulary(models.target, batch[0].prompt)
+        drafts = repeat(None) if models.draft is None else _logits(models.draft, batch, vocab)
+        for piece, draft in zip(_logits(models.target, batch, vocab), drafts, strict=False):
+            one, start, logits = piece
+            yield one, start, _processed(models, logits, one, start), None if draft is None else draft[2]
 
-    The logits are those with `penalties`.
-    """
-    for batch in _batches((one for one in completions if one.tokens), target):
-        for one, start, logits in _logits(target, batch, vocabulary(target, batch[0].prompt)):
-            yield one, start, penalised(logits, penalties, one.prompt, one.tokens, start)
+
+def _processed(models: Models, logits: Tensor, one: Completion, start: int) -> Tensor:
+    """Logits of the target before temperature and filters: with penalties, and constraints."""
+    penalties = penalties_of(models.sampling)
+    return constrained(
+        penalised(logits, penalties, one.prompt, one.tokens, start), one.constraints, one.tokens, start, models.ends
+    )
 
 
 def _row(
@@ -123,10 +137,9 @@ def _row(
     completion, start, logits = piece
     tokens = completion.tokens[start : start + len(logits)]
 
-    def with_penalties(logits: Tensor) -> Tensor:
-        return penalised(logits, penalties_of(models.sampling), completion.prompt, completion.tokens, start)
-
-    logits = with_penalties(logits)
+    logits = _processed(models, logits, completion, start)
+    if suspected_logits is not None:
+        suspected_logits = _processed(models, suspected_logits, completion, start)
     p = claimed_probs(logits, models.sampling)
 
     def as_p(other: Tensor | None, sampling: Sampling) -> Tensor | None:
@@ -139,7 +152,7 @@ def _row(
         p,
         as_p(draft_logits, models.draft_sampling),
         raw=as_p(draft_logits, Sampling()) if models.draft_sampling != Sampling() else None,
-        suspected=as_p(None if suspected_logits is None else with_penalties(suspected_logits), models.sampling),
+        suspected=as_p(suspected_logits, models.sampling),
         prompt=completion.prompt,
         batch=completion.batch,
         steps=_steps(completion, start, len(tokens)),

@@ -4,6 +4,11 @@ A line may also have `steps`, the number of tokens emitted by each step; `batch`
 that sequences generated together share; and `seed`, an integer that the random numbers of the
 sequence, or of its batch, were seeded with. vLLM's names are read, too: `prompt_token_ids`, and
 `token_ids` in the line or in its one entry of `outputs`.
+
+What was done to single tokens beside sampling is declared in the line, too: `forced`, the places of
+tokens that the engine chose itself; `min_tokens`; and `allowed_token_ids`, the tokens that were
+possible, one list for all places or a list for each place, where null is for all tokens. `logprobs`
+are the engine's own log-probabilities of its tokens; they are compared with the target's.
 """
 
 from __future__ import annotations
@@ -39,6 +44,10 @@ class Sequence(NamedTuple):
     steps: list[int] | None = None
     batch: int | str | None = None
     seed: int | None = None
+    forced: list[int] | None = None
+    min_tokens: int | None = None
+    allowed: list[Any] | None = None
+    logprobs: list[float | None] | None = None
 
 
 def read_tokens(file: Path) -> list[Sequence]:
@@ -142,15 +151,44 @@ def _sequence(entries: dict[str, Any], where: str) -> Sequence:
         raise ValueError(f"{where}: 'batch' is {_short(json.dumps(batch))}; give a number or a name, or leave it out")
     if seed is not None and type(seed) is not int:
         raise ValueError(f"{where}: 'seed' is {_short(json.dumps(seed))}; give an integer, or leave it out")
-    if "steps" not in entries:
-        return Sequence(where, prompt, tokens, None, batch, seed)
-    steps = _integers(entries, "steps", where)
-    if sum(steps) != len(tokens):
+    steps = _integers(entries, "steps", where) if "steps" in entries else None
+    if steps is not None and sum(steps) != len(tokens):
         total = _short(str(sum(steps)))
         raise ValueError(
             f"{where}: steps add up to {total} for {len(tokens)} tokens; give the number of tokens of each step"
         )
-    return Sequence(where, prompt, tokens, steps, batch, seed)
+    forced = _integers(entries, "forced", where) if "forced" in entries else None
+    return Sequence(
+        where, prompt, tokens, steps, batch, seed, forced, _minimum(entries, where), _allowed(entries, where),
+        _logprobs(entries, where, len(tokens)),
+    )  # fmt: skip
+
+
+def _minimum(entries: dict[str, Any], where: str) -> int | None:
+    value = entries.get("min_tokens")
+    if value is not None and not (type(value) is int and value >= 0):
+        raise ValueError(f"{where}: 'min_tokens' is {_short(json.dumps(value))}; give a number of tokens from 0")
+    return value
+
+
+def _allowed(entries: dict[str, Any], where: str) -> list[Any] | None:
+    value = entries.get("allowed_token_ids")
+    lists = value if isinstance(value, list) and not all(type(one) is int for one in value) else [value]
+    if any(one is not None and not (isinstance(one, list) and all(type(id_) is int for id_ in one)) for one in lists):
+        raise ValueError(f"{where}: 'allowed_token_ids' is neither a list of ids nor one such list, or null, per place")
+    return value
+
+
+def _logprobs(entries: dict[str, Any], where: str, n: int) -> list[float | None] | None:
+    """The log-probabilities; those of an OpenAI-compatible answer are in `token_logprobs`."""
+    value = entries.get("logprobs")
+    value = value.get("token_logprobs") if isinstance(value, dict) else value
+    if value is None:
+        return None
+    numbers = isinstance(value, list) and all(one is None or type(one) in (int, float) for one in value)
+    if not numbers or len(value) != n:
+        raise ValueError(f"{where}: 'logprobs' is not a list of {n} numbers, one for each token")
+    return [None if one is None else float(one) for one in value]
 
 
 def _parsed(line: bytes, where: str) -> dict[str, Any]:

@@ -147,7 +147,7 @@ def test_what_follows_the_end_is_cut_from_everything_that_comes_with_a_row() -> 
     cut = Row(
         row.tokens[:7], row.p[:7], row.q[:7], row.raw[:7], row.suspected[:7], row.prompt, steps_between(row.steps, 0, 7)
     )
-    whole, short = audited([row, row], eos=23), audited([cut, cut])
+    whole, short = audited([row, row], eos=23), audited([cut, cut], eos=23)
     assert whole.violations == {"after-the-end": 10}
     assert np.concatenate(whole.logs) == pytest.approx(np.concatenate(short.logs))
     assert np.concatenate(whole.places, axis=1).tolist() == np.concatenate(short.places, axis=1).tolist()
@@ -192,12 +192,12 @@ def test_nothing_is_bet_on_an_impossible_token() -> None:
 
 @pytest.mark.parametrize("at", [0, 10, 30, 31, 32, 40])
 def test_in_one_row_whichever_comes_first_counts_a_violation_or_enough_evidence(at: int) -> None:
-    """A fair coin that always returns 1 is rejected after 32 tokens; token `at` is impossible."""
+    """A fair coin that always returns 1 is rejected after 31 tokens; token `at` is impossible."""
     p = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).expand(50, -1)
     tokens = [1] * 50
-    assert audited([Row(tokens, p)]).found_after == 32
+    assert audited([Row(tokens, p)]).found_after == 31
     tokens[at] = 2
-    assert audited([Row(tokens, p)]).found_after == min(32, at + 1)
+    assert audited([Row(tokens, p)]).found_after == min(31, at + 1)
 
 
 def test_excused_tokens_leave_the_verdict_to_the_other_evidence() -> None:
@@ -215,14 +215,14 @@ def test_excused_tokens_leave_the_verdict_to_the_other_evidence() -> None:
     assert np.isfinite(report.running).all()
     auditor = audited([impossible, constant])
     auditor.excuse_impossible()
-    assert auditor.found_after == audited([impossible, constant], ignore=["impossible"]).found_after == 34
+    assert auditor.found_after == audited([impossible, constant], ignore=["impossible"]).found_after == 33
     auditor = audited([impossible, constant, Row([1], p[:1])], max_new_tokens=50)
     auditor.excuse_impossible()
     assert (auditor.found_after, auditor.violations) == (2, {"wrong-length": 2})
     auditor = audited([Row([2, *[1] * 49], p), Row([1], p[:1])], max_new_tokens=50)
     assert (auditor.found_after, auditor.first_violation) == (1, 0)
     auditor.excuse_impossible()
-    assert (auditor.found_after, auditor.first_violation, auditor.violations) == (33, 50, {"wrong-length": 1})
+    assert (auditor.found_after, auditor.first_violation, auditor.violations) == (32, 50, {"wrong-length": 1})
 
 
 @pytest.mark.parametrize("ignored", ["impossible", "after-the-end", "wrong-length"])

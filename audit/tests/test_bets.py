@@ -90,12 +90,33 @@ def test_every_alternative_is_a_fair_bet(key: tuple[str, int, int], head: int, r
         assert torch.allclose(probs.sum(dim=-1), torch.ones(len(p), dtype=torch.float64)), kind
         possible = p > 0
         ratio = torch.where(possible, seen.at_token(probs) / seen.at_token(seen.p).where(possible, 1.0), 0.0)
-        # Whose distribution differs from row to row: the token before is part of it.
-        if kind != "repeats":
+        # Whose distributions differ from row to row: the token before is part of them.
+        if kind not in ("repeats", "last-token"):
             mean = float((p * ratio).sum())
             assert mean <= 1 + 1e-9, kind
             reached = probs[0][seen.p[0] > 0].sum()
             assert mean == pytest.approx(float(reached), abs=1e-9), kind
+
+
+@given(KEYS, st.integers(0, 6))
+@examples
+def test_bets_on_the_token_just_emitted_are_fair(key: tuple[str, int, int], last: int) -> None:
+    """Over all next tokens after the same one; where that one has no cell of its own there is no
+    bet."""
+    p, q, before = pair(*key)
+    last %= len(p)
+    for head in (2, FULL):
+        means = torch.zeros(5, dtype=torch.float64)
+        for token in range(len(p)):
+            rows = (torch.tensor([token]), p[None], before[None], q[None])
+            seen = condense_distributions(*rows, previous_token=last, likely=head)
+            had = torch.zeros_like(seen.p, dtype=torch.bool)
+            (bets,) = (probs for kind, probs in alternative_distributions(seen, had) if kind == "last-token")
+            if p[token] > 0:
+                means += p[token] * (seen.at_token(bets) / seen.at_token(seen.p))[:, 0]
+            if last not in seen.ids[0]:
+                assert torch.allclose(bets[:, 0], seen.p[0].expand(5, -1))
+        assert means.tolist() == pytest.approx([1.0] * 5, abs=1e-9)
 
 
 def test_distributions_with_all_mass_in_pooled_cells_have_alternatives() -> None:

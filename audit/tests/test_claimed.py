@@ -146,7 +146,7 @@ def test_a_setting_is_off_at_its_own_value_or_none(name: str) -> None:
     for value in [None, off] + ([[], "", 0] if off is None else []):
         assert claimed_sampling({name: value}) == Sampling()
     advice = "generate without it" if off is None else f"generate with {name}={off}"
-    with pytest.raises(ValueError, match=f"^{name} is 1.5; the audit cannot claim it: {advice}$"):
+    with pytest.raises(ValueError, match=f"^{name} is 1.5; the audit cannot claim it: {advice}, or give .*target"):
         claimed_sampling({"temperature": 0.5, name: 1.5})
 
 

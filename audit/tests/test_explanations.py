@@ -14,10 +14,11 @@ from samplers import depending, raced
 from tiny import llama
 
 from specnb.distributions import Sampling
-from specnb_audit import Auditor, audit, explanations
+from specnb_audit import Auditor, Constraints, audit, explanations
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed
 from specnb_audit.explanations import audited, checks_of, dependent_sequences, likelier_settings
+from specnb_audit.shared_noise import repeated_noise_lag
 from specnb_audit.teacher_forcing import Completion, Models
 
 # Other settings
@@ -141,19 +142,72 @@ def test_sequences_that_share_noise_have_evidence_of_their_own(
     [(True, True, "rejected"), (True, False, "dependent"), (False, True, "rejected"), (False, False, "not rejected")],
 )
 def test_noise_that_sequences_repeat_is_said_to_be_repeated(shared: bool, anew: bool, verdict: str) -> None:
-    """Not taken for a bias of tokens. With seeds of their own sequences are not said to share
-    noise, whatever else."""
+    """Not taken for a bias of tokens."""
     tokens = [raced(start, 30, [3] if shared else [3, start], anew) for start in range(25)]
     report = audit(lambda prefix: depending(prefix).tolist(), tokens, prompts=[[n] for n in range(25)], progress=False)
     assert report.verdict == verdict
     words = "sequences repeat each other's noise"
-    assert any(check.startswith(words) for check in report.checks) == (shared and anew)
-    assert report.cause.startswith(words) == (shared and anew)
+    # With seeds of their own too each token repeats the noise of the one before.
+    assert any(check.startswith(words) for check in report.checks) == anew
+    assert report.cause.startswith(words) == anew
     assert ("DEPENDENT" in report.headline) == (shared and not anew)
-    if shared and anew:
-        assert report.diagnosis == "token-bias"
+    if anew:
         assert report.headline.startswith("REJECTED after ")
-        assert words in report.headline
+        assert "each token that of the one before" in report.headline
+
+
+def target(prefix: tuple[int, ...]) -> list[float]:
+    return depending(prefix).tolist()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("calls", "lag"), [(2, 5), (3, 1)])
+def test_calls_with_one_seed_repeat_their_noise_so_many_lines_apart(calls: int, lag: int) -> None:
+    """Each call has `lag` sequences, whose noises are those of the call before."""
+    given = [Completion([number], raced(number, 30, [3, number % lag], anew=False)) for number in range(calls * lag)]
+    found, log10 = repeated_noise_lag(Models(target), given)
+    assert (found, log10 > 6) == (lag, True)
+
+
+def test_a_bias_and_independent_sequences_repeat_no_noise() -> None:
+    """Nor does a sampler that prefers one token, or the most probable ones."""
+    random = np.random.default_rng(0)
+    for change in (lambda p: p, lambda p: p * np.where(np.arange(len(p)) == 3, 8, 1), lambda p: p**1.7):
+        given = []
+        for number in range(12):
+            text = [number]
+            for _ in range(25):
+                p = change(depending(text))
+                text.append(int(random.choice(len(p), p=p / p.sum())))
+            given.append(Completion([number], text[1:]))
+        assert repeated_noise_lag(Models(target), given)[1] < 2
+
+
+def budget(count: int, other: bool) -> list[Completion]:
+    """Sequences whose fourth token is forced; `other`: all others are of another temperature."""
+    random, made = np.random.default_rng(1), list[Completion]()
+    for number in range(count):
+        text = [number]
+        for place in range(12):
+            p = depending(text) ** (1.7 if other else 1)
+            text.append(57 if place == 3 else int(random.choice(len(p), p=p / p.sum())))
+        made.append(Completion([number], text[1:]))
+    return made
+
+
+def test_a_forced_token_is_not_called_dependence() -> None:
+    """Unless something else deviates, too; declared as forced, nothing does."""
+    given = budget(40, other=False)
+    settings: dict[str, Any] = {"prompts": [one.prompt for one in given], "progress": False}
+    tokens = [one.tokens for one in given]
+    report = audit(target, tokens, **settings)
+    assert report.verdict == "rejected"
+    assert report.cause.startswith("token 57 at position 3 in 40 of 40 sequences, where ")
+    assert any('"forced": [3]' in note for note in report.notes)
+    declared = audit(target, tokens, constraints=Constraints(forced=[3]), **settings)
+    assert (declared.verdict, declared.log10_e_peak < 2) == ("not rejected", True)
+    wrong = audit(target, [one.tokens for one in budget(40, other=True)], **settings)
+    assert wrong.rejected
+    assert "position 3" not in wrong.cause
 
 
 MODEL = llama()
@@ -175,6 +229,7 @@ MODEL.config.update({"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [3]})
             "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens",
         ),
         ([([1], [2]), ([1], [2, 2])], {"max_new_tokens": 2}, None),
+        ([([1], [2, 2]), ([1], [2, 2])], {}, None),
         ([([2], [2])], {}, "no prompt begins with the model's begin-of-text token 1; did the model see one?"),
         ([([2], [2]), ([1], [2])], {}, None),
     ],
@@ -184,7 +239,7 @@ def test_what_is_wrong_with_the_sequences_themselves(
 ) -> None:
     completions = [Completion(*one) for one in given]
     assert checks_of(MODEL, completions, Auditor(**settings), True) == ([] if words is None else [words])
-    statistical = words is not None and ("what ended" in words or "begin-of-text" in words)
+    statistical = words is not None and "begin-of-text" in words
     # Asked only where something has to be explained.
     expected = [] if words is None or statistical else [words]
     assert checks_of(MODEL, completions, Auditor(**settings), False) == expected

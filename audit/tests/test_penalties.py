@@ -161,7 +161,8 @@ def test_how_many_tokens_noise_makes_impossible_is_counted_with_penalties() -> N
     """The bias makes the second token the most probable one."""
     given, greedy = [Completion([0] * length, [1]) for length in range(9)], {"temperature": 0}
     for claimed, impossible in ((greedy, 9), (greedy | {"logit_bias": {1: 1.0}}, 0)):
-        rate = impossible_rate(lambda prefix: [0.505, 0.495], claimed_sampling(claimed), given, 0.1, 1e-6)
+        models = Models(lambda prefix: [0.505, 0.495], claimed_sampling(claimed))
+        rate = impossible_rate(models, given, 0.1, 1e-6)
         assert rate.impossible == impossible
 
 

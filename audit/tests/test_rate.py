@@ -15,7 +15,7 @@ from specnb_audit import Engine, audit
 from specnb_audit.claimed import Claimed, claimed_probs
 from specnb_audit.numerics import Numerics, impossible_rate
 from specnb_audit.report import Report
-from specnb_audit.teacher_forcing import Completion
+from specnb_audit.teacher_forcing import Completion, Models
 
 NOISE = 0.05
 LOGITS = torch.log_softmax(torch.from_numpy(np.random.default_rng(0).normal(0, 2, (1500, 12))), dim=-1)
@@ -38,30 +38,53 @@ def noisy(seed: int, noise: float = NOISE) -> Tensor:
     return LOGITS + noise * torch.from_numpy(np.random.default_rng([1, seed]).standard_normal(LOGITS.shape))
 
 
+DRAFT = torch.log_softmax(LOGITS + torch.from_numpy(np.random.default_rng(5).normal(0, 0.3, LOGITS.shape)), dim=-1)
+
+
+def draft(prefix: tuple[int, ...]) -> Tensor:
+    return DRAFT[len(prefix) - 1].exp()
+
+
+@pytest.mark.parametrize("drafter", [None, draft])
 @pytest.mark.parametrize("sampling", SETTINGS)
-def test_an_engine_with_the_noise_is_not_rejected(sampling: Sampling) -> None:
+def test_an_engine_with_the_noise_is_not_rejected(sampling: Sampling, drafter: Any) -> None:
     """Twelve engines at delta = 0.05, looked at after every token; the noise is as large as it may
-    be."""
+    be. With a draft there is a bet on it, too."""
     alarms = 0
     for seed in range(12):
         given = emitted(noisy(seed)[:400], sampling, seed)
-        alarms += impossible_rate(target, sampling, given, NOISE, 0.05, seed).found_after is not None
+        alarms += impossible_rate(Models(target, sampling, drafter), given, NOISE, 0.05, seed).found_after is not None
     assert alarms <= 5  # six or more have a chance of 1e-5
 
 
 def test_a_filter_that_is_not_applied_is_found_by_the_number() -> None:
     given = emitted(LOGITS, Sampling(), 0)
-    rate = impossible_rate(target, TOP_P, given, NOISE, 1e-8)
+    rate = impossible_rate(Models(target, TOP_P), given, NOISE, 1e-8)
     assert rate.found_after is not None
     assert rate.expected < rate.impossible / 5
     assert (rate.tokens, rate.log10_e > 8) == (rate.found_after, True)
 
 
+def test_near_ties_that_are_all_the_drafts_are_found_by_that() -> None:
+    """No more of them than noise makes, but each is the draft's most probable token."""
+    tokens = []
+    for target_row, draft_row in zip(noisy(1), DRAFT, strict=True):
+        best, drafted = int(target_row.argmax()), int(draft_row.argmax())
+        near = float(LOGITS[len(tokens)].max() - LOGITS[len(tokens), drafted]) < 3 * NOISE
+        tokens.append(drafted if near else best)
+    given = [Completion([0], tokens)]
+    rates = [impossible_rate(Models(target, Sampling(0), one), given, 2 * NOISE, 1e-8) for one in (None, draft)]
+    print(*rates, sep="\n")
+    assert [rate.drafted for rate in rates] == [False, True]
+    assert rates[1].log10_e > rates[0].log10_e + 1
+    assert "that are the draft's most probable token" in str(rates[1])
+
+
 def test_the_same_near_tie_counts_once() -> None:
     """An engine errs again in the same way after the same tokens."""
     near = Completion([0], [int(LOGITS[0].topk(2).indices[1])])
-    once = impossible_rate(target, Sampling(0), [near], 1e-6, 1e-8)
-    again = impossible_rate(target, Sampling(0), [near] * 50, 1e-6, 1e-8)
+    once = impossible_rate(Models(target, Sampling(0)), [near], 1e-6, 1e-8)
+    again = impossible_rate(Models(target, Sampling(0)), [near] * 50, 1e-6, 1e-8)
     assert (once.impossible, again.impossible) == (1, 1)
     assert again.log10_e == pytest.approx(once.log10_e)
 

@@ -68,7 +68,7 @@ def test_a_broken_sampler_is_found(target: PreTrainedModel, draft: PreTrainedMod
     assert report.diagnosis == "no-residual"
     assert report.found_after is not None
     assert report.found_after <= report.tokens < 12 * len(prompts)
-    with pytest.raises(AssertionError, match="REJECTED after 33 tokens"):
+    with pytest.raises(AssertionError, match="REJECTED after 32 tokens"):
         assert_exact(coin, [[1] * 20] * 2, prompts=[[0], [1]])
 
 
@@ -109,7 +109,7 @@ def test_every_argument_reaches_the_audit_of_completions(monkeypatch: pytest.Mon
         Models(coin), [Completion([1], [0, 1]), Completion([0], [1])], plain, Engine(), {"expected": 3}
     )  # fmt: skip
     models, given, settings, found_engine, more = seen[1]
-    assert models == Models(coin, sampling, coin, other, coin)
+    assert models == Models(coin, sampling, coin, other, coin, (1,))
     assert given == [Completion([1], [0, 1, 1], [1, 2])]
     assert {type(token) for one in (*given[0].prompt, *given[0].tokens, *given[0].steps) for token in [one]} == {int}
     assert settings == Settings(0.25, 3, 1, 7, ("argmax",), True, print)

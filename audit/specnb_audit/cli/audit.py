@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from logging import CRITICAL
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +21,8 @@ from specnb_audit import Engine
 from specnb_audit.alternatives import LEARNED
 from specnb_audit.claimed import claimed_sampling
 from specnb_audit.cli import INTERRUPTED, UNDECIDED, one_line
+from specnb_audit.cli.tokens_out import parsed
+from specnb_audit.constraints import Constraints
 from specnb_audit.report import KINDS, Report
 from specnb_audit.run import Settings, audit_completions, require_models
 from specnb_audit.setting_names import NOT_AUDITED, PENALTIES
@@ -61,13 +64,14 @@ def _audited(options: argparse.Namespace) -> Report:
     draft, suspected = (
         None if name is None else _loaded(name, options) for name in (options.draft, options.alternative)
     )
-    models = Models(target, sampling, draft, draft_sampling or sampling, suspected)
+    models = Models(target, sampling, draft, draft_sampling or sampling, suspected, tuple(options.eos or ()))
+    least = options.min_tokens
     try:
-        engine = replace(engine, control=_completions(control, models))
+        engine = replace(engine, control=_completions(control, models, least))
         if sequences is None:
-            report = audit_completions(models, _from_stdin(models, options.limit, seeds), settings, engine)
+            report = audit_completions(models, _from_stdin(models, options.limit, seeds, least), settings, engine)
         else:
-            given, expected = _completions(sequences, models), sum(len(one.tokens) for one in sequences)
+            given, expected = _completions(sequences, models, least), sum(len(one.tokens) for one in sequences)
             report = audit_completions(models, given, settings, engine, expected)
         of_control = [f"of the control, {check}" for check in seeds_of_control.note()]
         checks = [*seeds.note(), *of_control, *report.checks]
@@ -102,13 +106,23 @@ def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
     return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
 
 
-def _completions(sequences: Sequence[Line], models: Models) -> list[Completion]:
-    """The sequences, checked. Raises `ValueError`, with file and line, for one that a model cannot
-    judge."""
-    completions = [Completion(one.prompt, one.tokens, one.steps, one.batch) for one in sequences]
+def _completions(sequences: Sequence[Line], models: Models, min_tokens: int) -> list[Completion]:
+    """The sequences, checked; `min_tokens` is that of those that declare none. Raises `ValueError`,
+    with file and line, for one that a model cannot judge."""
+    completions = [
+        Completion(one.prompt, one.tokens, one.steps, one.batch, _constraints(one, min_tokens), one.logprobs)
+        for one in sequences
+    ]
     if completions:
         require_models(models, completions, [one.where for one in sequences])
     return completions
+
+
+def _constraints(one: Line, min_tokens: int) -> Constraints:
+    try:
+        return Constraints(one.forced or (), min_tokens if one.min_tokens is None else one.min_tokens, one.allowed)
+    except ValueError as error:
+        raise ValueError(f"{one.where}: {error}") from None
 
 
 def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
@@ -116,13 +130,13 @@ def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
     return [one for one in sequences if not seeds.repeated(one)]
 
 
-def _from_stdin(models: Models, limit: int | None, seeds: Seeds) -> Iterator[Completion | None]:
+def _from_stdin(models: Models, limit: int | None, seeds: Seeds, min_tokens: int) -> Iterator[Completion | None]:
     if sys.stdin is None:
         raise ValueError("stdin is closed; give a file, or a pipe that writes to this command")
     count = 0
     for sequence in read_stream(lines_of(sys.stdin.fileno())):
         if sequence is None or not seeds.repeated(sequence):
-            yield None if sequence is None else _completions([sequence], models)[0]
+            yield None if sequence is None else _completions([sequence], models, min_tokens)[0]
         count += sequence is not None
         if count == limit:
             return
@@ -181,5 +195,44 @@ def _require_model(name: str) -> None:
         raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
         raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
+        if what := kind_of_folder(parsed((folder / "config.json").read_bytes()) or {}):
+            raise ValueError(f"{name} {what}")
+
+
+def kind_of_folder(config: dict[str, Any]) -> str:
+    """What a folder with this `config.json` is, if it is no model that distributions can be read
+    from; empty for others.
+
+    >>> kind_of_folder({"architectures": ["LlamaForCausalLMEagle3"]})[:19]
+    'is an EAGLE-3 head:'
+    """
+    architecture = " ".join(map(str, config.get("architectures") or ()))
+    algorithm = str(config.get("speculators_model_type", ""))
+    head = "it drafts from the target's hidden states and gives no distributions by itself; leave --draft out"
+    if algorithm:
+        return f"is a draft head in the format of vLLM's speculators ({algorithm}): {head}"
+    if "dflash_config" in config or "DFlash" in architecture:
+        return f"is a DFlash drafter: {head}"
+    if "Eagle" in architecture:
+        return f"is an EAGLE{'-3' * ('Eagle3' in architecture)} head: {head}"
+    quantised = config.get("quantization_config") or {}
+    if _bits(quantised) == 8:
+        method = quantised.get("quant_method", "unknown")
+        return (
+            f"has int8 weights ({method}), which depend on the library that multiplies them; give the model that they "
+            "were made from as target, and sequences of the same engine without speculation as --control"
+        )
+    return ""
+
+
+def _bits(quantised: dict[str, Any]) -> int | None:
+    """8 for whole numbers of 8 bits, by the names of bitsandbytes, GPTQ and compressed-tensors."""
+    if quantised.get("load_in_8bit"):
+        return 8
+    groups = quantised.get("config_groups") or {}
+    weights = [one.get("weights") or {} for one in groups.values() if isinstance(one, dict)]
+    whole = any(one.get("num_bits") == 8 and one.get("type") == "int" for one in weights)
+    return 8 if whole or quantised.get("bits") == 8 else None

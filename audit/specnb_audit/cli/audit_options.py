@@ -17,8 +17,10 @@ EXAMPLES = """\
 The file has one sequence per line: {line}.
 Optional: "steps": [number of tokens emitted by each step]; "batch": a whole number or a name of the sequences that
 were generated together, which are compared with each other; "seed": a whole number. Of sequences with one seed and not
-one batch only the first is audited. A file may be compressed (.gz). "-" reads lines from a pipe and audits them while
-they arrive.
+one batch only the first is audited. Of single tokens: "forced": [places whose token the engine chose itself];
+"min_tokens": a number; "allowed_token_ids": [ids], or one such list or null for each place. "logprobs": [numbers], the
+engine's own, are compared with the target's. A file may be compressed (.gz). "-" reads lines from a pipe and audits
+them while they arrive.
 
 examples:
   specnb-audit audit tokens.jsonl --target gpt2
@@ -42,7 +44,8 @@ examples:
   specnb-audit audit tokens.jsonl --target ./llama --draft ./llama-small --require draft-leak:0.03
       in a pipeline: passes only if a leak of the draft of that size would have been found
 
-settings that cannot be audited, and are refused: {refused}
+settings that cannot be audited, and are refused: {refused};
+for those give specnb_audit.audit a function as target, or declare "allowed_token_ids"
 
 exit status:
   0    no deviation was found, and at least half of the kinds (or those required) would have been
@@ -101,6 +104,7 @@ def _add_claims(add: Add) -> None:
         add(f"--{name.replace('_', '-')}", type=_number_or_words, help=argparse.SUPPRESS)
     add("--eos", type=int, action="append", metavar="ID", help="token that ends a sequence; may be repeated")
     add("--max-new-tokens", type=int, metavar="N", help="length of a sequence that no --eos token ends")
+    add("--min-tokens", type=int, metavar="N", default=0, help="no --eos token comes before so many (default: 0, none)")
 
 
 def _number_or_words(value: str) -> float | str:

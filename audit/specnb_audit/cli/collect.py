@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import argparse
 import http.client
+import ipaddress
 import json
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, ThreadPoolExecutor
@@ -38,9 +40,11 @@ BLOCK = 64  # requests waiting at most, so that memory does not grow with the nu
 Answer = tuple[int, bytes]
 
 # Returns every status: a redirect that is followed turns a POST into a GET.
-OPENER = urllib.request.OpenerDirector()
-for _kind in ("Proxy", "HTTP", "HTTPS", "Unknown"):
+OPENER, DIRECT = urllib.request.OpenerDirector(), urllib.request.OpenerDirector()
+for _kind in ("HTTP", "HTTPS", "Unknown"):
     OPENER.add_handler(getattr(urllib.request, f"{_kind}Handler")())
+    DIRECT.add_handler(getattr(urllib.request, f"{_kind}Handler")())
+OPENER.add_handler(urllib.request.ProxyHandler())
 
 
 def collect(
@@ -230,6 +234,8 @@ class Sender:
                 if found is not None:
                     return found
                 last = f"answered {status} ({len(content):,} bytes): {content[:500].decode('utf-8', 'replace')}"
+                if (proxy := proxy_of(url)) is not None:
+                    last += f" (asked by the proxy {proxy}; no_proxy names servers to be asked past it)"
                 if status not in TRY_AGAIN:
                     raise ValueError(f"{url} {last}; is this the right URL?")
             pause = self.wait * 2**attempt
@@ -253,6 +259,28 @@ class Sender:
         return answer.result(0)
 
 
+def is_local(url: str) -> bool:
+    """Whether the server is on this machine, which no proxy reaches.
+
+    >>> is_local("http://localhost:8000/v1"), is_local("http://[::1]:80"), is_local("http://example.org")
+    (True, True, False)
+    """
+    host = urllib.parse.urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def proxy_of(url: str) -> str | None:
+    """The proxy by which a server is asked, as the environment names it; None: it is asked
+    directly."""
+    parts = urllib.parse.urlsplit(url)
+    if is_local(url) or urllib.request.proxy_bypass(parts.netloc):
+        return None
+    return urllib.request.getproxies().get(parts.scheme)
+
+
 def exchange(url: str, data: bytes | None, seconds: float) -> Future[Answer]:
     """The status and the content of an answer, or where it redirects to, once they are there.
 
@@ -264,7 +292,8 @@ def exchange(url: str, data: bytes | None, seconds: float) -> Future[Answer]:
     def receive() -> None:
         try:
             request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-            with OPENER.open(request, timeout=seconds) as got:
+            opener = DIRECT if is_local(url) else OPENER
+            with opener.open(request, timeout=seconds) as got:
                 elsewhere = str(got.headers["Location"]).encode()
                 answer.set_result((got.status, elsewhere if 300 <= got.status < 400 else got.read(LARGEST_ANSWER)))
         except Exception as error:  # handed to the caller

@@ -280,3 +280,16 @@ def test_bad_arguments_of_the_command(
     assert status == 2
     assert words in capsys.readouterr().err
     assert not Path("tokens.jsonl").exists()
+
+
+def test_a_local_server_is_asked_past_a_proxy(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one is not, and then the error names the proxy."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nobody answers
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert collect(server.url, PROMPTS[:1], tmp_path / "a.jsonl", say=None, retries=0) == 1
+    assert module.proxy_of("http://example.org/v1") == "http://127.0.0.1:9"
+    assert module.proxy_of("http://localhost:8000/v1") is None
+    monkeypatch.setenv("no_proxy", "example.org")
+    assert module.proxy_of("http://example.org/v1") is None

@@ -1,0 +1,102 @@
+"""What an engine does to single tokens beside sampling, as each line of a token file declares it.
+
+    forced      places whose token the engine chose itself, such as the end of a thinking budget:
+                nothing is sampled there, so nothing is tested
+    min_tokens  before so many tokens no end token is possible
+    allowed     the tokens that are possible: of the whole sequence, as `allowed_token_ids` gives
+                it, or of each place, as a grammar does
+
+As in vLLM, tokens are removed from the target's logits before temperature and filters. A draft's
+distributions are left as they are: engines mask the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Constraints:
+    """The constraints of one sequence; places are counted from 0 at its first new token.
+
+    forced      places whose token was not sampled
+    min_tokens  number of tokens before which no end token is possible
+    allowed     ids of the tokens that are possible, or for each place such a list, or None for
+                all tokens; None: all, everywhere
+
+    Raises `ValueError` for negative numbers and for a place or a sequence without any token.
+
+    >>> Constraints(forced=[3], allowed=[[5, 7], None])
+    Constraints(forced=(3,), min_tokens=0, allowed=((5, 7), None))
+    """
+
+    forced: Sequence[int] = ()
+    min_tokens: int = 0
+    allowed: Sequence[int] | Sequence[Sequence[int] | None] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forced", tuple(self.forced))
+        if min([*self.forced, self.min_tokens]) < 0:
+            raise ValueError("a forced place or min_tokens is negative; places are counted from 0")
+        if self.allowed is None:
+            return
+        lists = [self.allowed] if self._is_flat() else list(self.allowed)
+        if any(one is not None and not one for one in lists):
+            raise ValueError("a list of allowed tokens is empty; some token must be possible")
+        fixed = (tuple(one) if isinstance(one, Iterable) else one for one in self.allowed)
+        object.__setattr__(self, "allowed", tuple(fixed))
+
+    def _is_flat(self) -> bool:
+        return all(isinstance(one, int) for one in self.allowed or ())
+
+    def at(self, place: int) -> Sequence[int] | None:
+        """The tokens allowed at a place; None: all."""
+        if self.allowed is None or self._is_flat():
+            return self.allowed  # type: ignore[return-value]
+        return self.allowed[place] if place < len(self.allowed) else None  # type: ignore[return-value]
+
+    def require_possible(self, tokens: Sequence[int], vocab: int, name: str) -> None:
+        """Raises `ValueError` for tokens outside the vocabulary, and for places of another
+        sequence."""
+        if self.forced and max(self.forced) >= len(tokens):
+            raise ValueError(f"{name} has {len(tokens)} tokens, and place {max(self.forced)} is said to be forced")
+        if self.allowed is None:
+            return
+        if not self._is_flat() and len(self.allowed) != len(tokens):
+            raise ValueError(f"{name} has {len(tokens)} tokens, and allowed tokens for {len(self.allowed)} places")
+        places = [0] if self._is_flat() else range(len(tokens))
+        outside = [token for place in places for token in self.at(place) or () if not 0 <= token < vocab]
+        if outside:
+            raise ValueError(f"{name} allows the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}")
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+def constrained(
+    logits: Tensor, constraints: Constraints, tokens: Sequence[int], start: int = 0, ends: Collection[int] = ()
+) -> Tensor:
+    """`logits` `(n, vocab)` of the `tokens` from `start` on, with minus infinity for what is not
+    possible; `ends` are the end tokens. At a forced place only the token that came is.
+
+    >>> constrained(torch.zeros(2, 2), Constraints(forced=[0], min_tokens=2), [1, 1], ends=[0])
+    tensor([[-inf, 0.],
+            [-inf, 0.]])
+    """
+    if constraints == NO_CONSTRAINTS:
+        return logits
+    logits = logits.clone()
+    for at in range(len(logits)):
+        place = start + at
+        allowed = [tokens[place]] if place in constraints.forced else constraints.at(place)
+        if allowed is not None:
+            kept = logits[at, list(allowed)]
+            logits[at] = -torch.inf
+            logits[at, list(allowed)] = kept
+        if place < constraints.min_tokens and place not in constraints.forced:
+            logits[at, list(ends)] = -torch.inf
+    return logits
