@@ -99,6 +99,9 @@ class RaggedCache(Cache):
     """Whether NaN is kept out of the cache: a mask does not hide it, because 0 * NaN is NaN, so that of
     one draft token would reach the tokens before it."""
 
+    fills = False
+    """Whether the pass is over prompts, which may have any length."""
+
     index: tuple[Tensor, Tensor]
     rows: Tensor | None
 
@@ -268,7 +271,9 @@ class CachedModel:
         longest = int(lengths.max())
         if longest > 1:
             slots = torch.arange(longest - 1, device=tokens.device).expand(len(tokens), -1)
+            self.cache.fills = True
             self.run(tokens[:, : longest - 1], slots, keep=1, rows=rows)
+            self.cache.fills = False
 
     def mask(self, slots: Tensor) -> Tensor:
         """The additive mask `(batch, 1, n, seen)` of tokens at `slots` `(batch, n)` that form a

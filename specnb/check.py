@@ -99,7 +99,10 @@ class Check:
             If the difference is more than rounding.
         """
         parents = range(-1, len(draft_tokens) - 1) if parents is None else parents
-        proposed = [node for node, token in enumerate(draft_tokens) if token >= 0]
+        proposed: list[int] = []  # those that can be accepted
+        for node, token in enumerate(draft_tokens):
+            if token >= 0 and (parents[node] < 0 or parents[node] in proposed):
+                proposed.append(node)
         leaves = [node for node in proposed if not any(parents[other] == node for other in proposed)]
         for leaf in leaves[:LEAVES] or [-1]:
             path: list[int] = []

@@ -378,8 +378,8 @@ class CompiledLayers:
             name for name, value in given.items()
             if isinstance(value, Tensor) and value.dim() == 4 and value.shape[-1] == cache.seen
         ]  # fmt: skip
-        # The first pass of all makes the tensors of the cache; one over new rows is over prompts.
-        if len(masks) != 1 or cache.rows is not None or cache.finite or not layer.is_initialized:
+        # The first pass of all makes the tensors of the cache.
+        if len(masks) != 1 or cache.fills or cache.finite or not layer.is_initialized:
             return self.eager[number](hidden, *args, **named)
         tensors = (layer.keys, layer.values, *cache.index, hidden)
         if number not in self.compared:
