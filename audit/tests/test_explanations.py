@@ -3,7 +3,7 @@ that share noise."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -171,7 +171,10 @@ def test_calls_with_one_seed_repeat_their_noise_so_many_lines_apart(calls: int, 
 def test_a_bias_and_independent_sequences_repeat_no_noise() -> None:
     """Nor does a sampler that prefers one token, or the most probable ones."""
     random = np.random.default_rng(0)
-    for change in (lambda p: p, lambda p: p * np.where(np.arange(len(p)) == 3, 8, 1), lambda p: p**1.7):
+    changes: list[Callable[[Any], Any]] = [
+        lambda p: p, lambda p: p * np.where(np.arange(len(p)) == 3, 8, 1), lambda p: p**1.7
+    ]  # fmt: skip
+    for change in changes:
         given = []
         for number in range(12):
             text = [number]

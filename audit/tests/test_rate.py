@@ -67,7 +67,7 @@ def test_a_filter_that_is_not_applied_is_found_by_the_number() -> None:
 
 def test_near_ties_that_are_all_the_drafts_are_found_by_that() -> None:
     """No more of them than noise makes, but each is the draft's most probable token."""
-    tokens = []
+    tokens: list[int] = []
     for target_row, draft_row in zip(noisy(1), DRAFT, strict=True):
         best, drafted = int(target_row.argmax()), int(draft_row.argmax())
         near = float(LOGITS[len(tokens)].max() - LOGITS[len(tokens), drafted]) < 3 * NOISE

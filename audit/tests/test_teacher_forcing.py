@@ -238,5 +238,5 @@ def test_a_model_that_cannot_go_on_is_read_at_once(monkeypatch: pytest.MonkeyPat
     forgetful = copy.deepcopy(model)
     forgetful.register_forward_hook(forgets, with_kwargs=True)
     assert not agrees_in_pieces(forgetful)
-    pieces = [logits for _, _, logits in teacher_forced_logits(forgetful, [completion])]
+    pieces = [logits for _, _, logits, _ in teacher_forced_logits(Models(forgetful), [completion])]
     assert torch.equal(torch.cat(pieces), whole)
