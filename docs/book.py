@@ -39,9 +39,9 @@ PAGES = (
     "data/smollm2-head/README.md",
 )  # fmt: skip
 GUIDES = (
-    "run-a-notebook", "teach", "decode", "add-a-drafter", "add-a-rule", "sweeps", "slurm", "dependencies", "glossary",
+    "run-a-notebook", "teach", "decode", "refusals", "add-a-drafter", "add-a-rule", "sweeps", "slurm", "dependencies", "glossary",
 )  # fmt: skip
-AUDIT = ("any-engine", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
+AUDIT = ("any-engine", "constraints", "speed", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")
 
 # ("data/results/02_joint.csv", "") for a table, (module, name) for code; and how many assignments
