@@ -280,6 +280,8 @@ def _sample(layers: list[PackedLinear]) -> list[PackedLinear]:
 
 
 def _can_be_packed(layer: nn.Linear) -> bool:
+    if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):  # which a copy would leave out
+        return False
     weight = layer.weight
     usual = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     return usual and weight.numel() >= SMALLEST and torch.backends.mkldnn.is_available()

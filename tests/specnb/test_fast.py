@@ -218,6 +218,20 @@ def test_what_is_no_weight_is_as_it_was_when_the_sampler_was_made(change: Change
     assert (seen == unchanged) == (change is setting)  # parts read this setting when they are made
 
 
+def replaced_forward(model: Any) -> None:
+    _q(model).forward = lambda states: -nn.Linear.forward(_q(model), states)
+
+
+@pytest.mark.parametrize("change", [hook, replaced_forward])
+@pytest.mark.usefixtures("packed_ones")
+def test_a_layer_with_a_hook_or_a_forward_of_its_own_is_not_packed(change: Change) -> None:
+    model = llama(8)
+    change(model)
+    sampler = Sampler(model, None)
+    assert all(layer.weight is not _q(model).weight for layer in sampler.private.packed)
+    assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
+
+
 def in_place(model: Any) -> None:
     with torch.no_grad():
         _q(model).weight.mul_(-1)
