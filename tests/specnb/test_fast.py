@@ -408,6 +408,15 @@ def test_layers_as_functions_of_their_weights_give_the_same_tokens(
     assert len(not_compiled) == 1 + 2  # the target over 3 tokens; the draft over 2, and over 1
 
 
+def test_a_hook_of_a_layer_is_called_once(not_compiled: list[Any]) -> None:
+    model: Any = llama(8, dtype=torch.float64)
+    model.model.layers[0].register_forward_pre_hook(lambda part, given: (given[0] * 2, *given[1:]))
+    model.model.layers[1].register_forward_hook(lambda part, given, made: made * torch.linspace(-1, 2, 8))
+    sampler = Sampler(model, None, compile=True)
+    assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
+    assert not_compiled
+
+
 def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: list[Any]) -> None:
     """A part that differs makes another kind; so does what a layer does with its number."""
     model: Any = llama(8, dtype=torch.float64, layers=3)
@@ -426,6 +435,14 @@ def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: 
     assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
     assert sampler.private.compiled is not None
     assert sampler.private.compiled.kinds == [0, 1, 2]
+
+
+@pytest.mark.skipif(not fast.has_compiler(), reason="there is no C++ compiler")
+def test_a_compiled_draft_model_serves_short_texts() -> None:
+    """Whose cache is always read whole."""
+    target, draft = llama(8, dtype=torch.float64), llama(8, seed=5, dtype=torch.float64)
+    made = generate(target, PROMPTS, ModelDrafter(draft, compile=True), gamma=2, **ASKED)
+    assert made.tokens == generate(target, PROMPTS, draft, gamma=2, **ASKED).tokens
 
 
 @pytest.mark.skipif(not fast.has_compiler(), reason="there is no C++ compiler")
