@@ -8,8 +8,8 @@ on quasi-random points instead. `judge_drafter` enumerates what a drafter propos
 prefixes.
 
 Source: Sun et al., arXiv 2403.10444, show that no exact rule for chains accepts more than block
-verification. The closed form of what it accepts, `optimal_accepted`, is derived here, and compared
-with linear programs in the tests.
+verification. The closed form of what it accepts, `optimal_accepted`, is derived here; notebook 08 has
+the proof, and compares it with linear programs.
 """
 
 from __future__ import annotations

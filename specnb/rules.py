@@ -429,7 +429,7 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
     rejected, with m = sum max(0, w r - q) the node goes on with r = norm(max(0, w r - q)) and w = m
     / (m + 1 - w). When no child is left, the node itself is accepted with probability w, and then
     the last token is sampled from r. On a chain it is block verification, which no exact rule
-    exceeds (`studies.rules.optimal_acceptance`); at depth 1 it is token verification.
+    exceeds (notebook 08 has the proof); at depth 1 it is token verification.
 
     >>> p, q = torch.tensor([[0.2, 0.8]] * 3), torch.tensor([[0.8, 0.2]] * 2)
     >>> block_verification(p, q, torch.tensor([0, 1]), torch.tensor([0.9, 0.9]), torch.tensor(0.5))
