@@ -1,28 +1,59 @@
-"""Checks of arguments that several packages make: whole numbers, and numbers in an interval; what
-messages show.
-
-The messages say what was given and what is allowed.
-"""
+"""Arguments: names known from other libraries, whole numbers, and numbers in an interval."""
 
 from __future__ import annotations
 
+import difflib
+import inspect
 import math
 import operator
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+Settings = ParamSpec("Settings")
+Result = TypeVar("Result")
+
 SHOWN = 200  # characters of a value in a message
+ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", "top_k", "top_p", "min_p")} | {
+    "do_sample": "sampling=Sampling(temperature=0) for argmax",
+    "eos_token_id": "eos",
+    "assistant_model": "draft",
+    "num_assistant_tokens": "gamma",
+    "prompt_lookup_num_tokens": "a PromptLookupDrafter as draft",
+    "num_beams": "specnb.beam_search",
+}
+
+
+def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
+    """`function` with a `TypeError` for unknown arguments that names the one to use instead.
+
+    >>> named_settings(lambda target, sampling=None: sampling)("model", temperature=0.5)
+    Traceback (most recent call last):
+    TypeError: there is no argument temperature; give sampling=Sampling(temperature=...)
+    """
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def checked(*args: Settings.args, **settings: Settings.kwargs) -> Result:
+        for name in settings:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                known = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+                advice = f"give {ELSEWHERE[name]}" if name in ELSEWHERE else known
+                raise TypeError(f"there is no argument {name}; {advice}")
+        return function(*args, **settings)
+
+    return checked
 
 
 def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Raises `ValueError` unless each of `numbers`, a value and the least one allowed, is a whole
-    number from there.
+    """Raise `ValueError` unless each number, given with the least one allowed, is whole.
 
     >>> require_whole(gamma=(4, 0))
     """
@@ -33,22 +64,12 @@ def require_whole(**numbers: tuple[Any, int]) -> None:
 
 
 def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbers: Any) -> None:
-    """Raises `ValueError` unless each of `numbers` is a number from `least` to `most`.
-
-    >>> require_number(most=1.0, weight=0.3)
-    """
     for name, value in numbers.items():
         if not least <= real(value) <= most:
             raise ValueError(f"{name} is {shown(value)}; it must lie in [{least:g}, {most:g}]")
 
 
 def real(value: Any) -> float:
-    """`value` as a float if it is a real number, else NaN; NaN too for a truth value, and for what
-    no float holds.
-
-    >>> real(np.int64(3)), real("3")
-    (3.0, nan)
-    """
     try:
         return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
     except OverflowError:
@@ -56,8 +77,7 @@ def real(value: Any) -> float:
 
 
 def whole(value: Any) -> int | None:
-    """`value` as an int if it is a whole number of Python, numpy or torch, else None. A truth value
-    is no number.
+    """`value` as an int; None if it is no whole number of Python, numpy or torch.
 
     >>> whole(np.int64(3)), whole(True), whole(2.0)
     (3, None, None)
@@ -71,8 +91,7 @@ def whole(value: Any) -> int | None:
 
 
 def whole_numbers(values: Any) -> list[int] | None:
-    """`values`, a list, array or dense tensor of whole numbers, as a list of ints; None if it is
-    anything else.
+    """A list, array or dense tensor of whole numbers as a list of ints; None for anything else.
 
     >>> whole_numbers(torch.tensor([3, 1])), whole_numbers("31"), whole_numbers([0.5])
     ([3, 1], None, None)
@@ -87,21 +106,5 @@ def whole_numbers(values: Any) -> list[int] | None:
 
 
 def shown(value: Any) -> str:
-    """`repr(value)` in one line, cut if it is long.
-
-    >>> shown([1] * 1000)[-9:]
-    ', 1, 1...'
-    >>> shown(np.zeros((2, 1)))
-    'array([[0.], [0.]])'
-    """
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."
-
-
-def reason(error: BaseException) -> str:
-    r"""The first line of the message of `error`, or its type if there is none.
-
-    >>> reason(ValueError("too long\nby far")), reason(KeyError())
-    ('too long', 'KeyError')
-    """
-    return (str(error).splitlines() or [type(error).__name__])[0]
