@@ -15,10 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_whole
+from specnb.arguments import named_settings, require_whole
 from specnb.distributions import Sampling, overlap, standardise, standardise_probs
 from specnb.ngram import NgramModel
-from specnb.sampler import Hooks, Sampler, named_settings
+from specnb.sampler import Hooks, Sampler
 from specnb.statistics import Estimate, ratio_of_sums
 from specnb.support import TokenMap, context_limit, require_same_vocabulary, require_supported
 

@@ -53,10 +53,7 @@ def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, R
 
 
 def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise `ValueError` unless each number, given with the least one allowed, is whole.
-
-    >>> require_whole(gamma=(4, 0))
-    """
+    """Raise `ValueError` unless each number, given with the least one allowed, is whole."""
     for name, (value, least) in numbers.items():
         number = whole(value)
         if number is None or number < least:
@@ -77,11 +74,7 @@ def real(value: Any) -> float:
 
 
 def whole(value: Any) -> int | None:
-    """`value` as an int; None if it is no whole number of Python, numpy or torch.
-
-    >>> whole(np.int64(3)), whole(True), whole(2.0)
-    (3, None, None)
-    """
+    """`value` as an int; None if it is no whole number of Python, numpy or torch. A truth value is none."""
     if isinstance(value, bool | np.bool_) or (isinstance(value, Tensor) and value.dtype == torch.bool):
         return None
     try:
@@ -91,11 +84,7 @@ def whole(value: Any) -> int | None:
 
 
 def whole_numbers(values: Any) -> list[int] | None:
-    """A list, array or dense tensor of whole numbers as a list of ints; None for anything else.
-
-    >>> whole_numbers(torch.tensor([3, 1])), whole_numbers("31"), whole_numbers([0.5])
-    ([3, 1], None, None)
-    """
+    """A list, array or dense tensor of whole numbers as a list of ints; None for anything else."""
     if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
         return None
     values = values.tolist() if hasattr(values, "tolist") else values

@@ -25,8 +25,8 @@ SEEN_MULTIPLE = 64  # a pass reads a multiple of this many slots, because kernel
 class RaggedLayer(CacheLayerMixin):
     is_compileable = True
     is_sliding = False
-    keys: Tensor  # type: ignore[assignment]  # always there once initialised
-    values: Tensor  # type: ignore[assignment]
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, cache: RaggedCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -82,12 +82,9 @@ class RaggedCache(Cache):
     """
 
     shortens = True
-    # NaN is kept out: a mask does not hide it, so that of one draft token would reach the tokens
-    # before it
+    # Whether NaN is kept out: a mask does not hide it, so the NaN of a draft token would reach tokens before it.
     finite = False
-
-    fills = False  # the pass is over prompts, of any length
-
+    fills = False  # whether the pass is over prompts, of any length
     index: tuple[Tensor, Tensor]
     rows: Tensor | None
 

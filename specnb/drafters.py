@@ -91,7 +91,7 @@ def no_distribution(proposal: Proposal) -> Tensor:
 
 
 class Drafter:
-    """The interface of a drafter: set `vocab` and write `propose`; all other members have defaults.
+    """The interface of a drafter: set `vocab`, the target's, and write `propose`; other members have defaults.
 
     What a row gets must depend on that row alone, so that its tokens do not depend on the batch.
 

@@ -187,9 +187,7 @@ class DrafterJudgement:
         amount = f"below {worst.resolution:g}" if self.exact else f"{worst.total_variation:.2g}"
         lines = [f"{self.drafter} is {verdict}: total variation {amount} after the worst of {self.prefixes} prefixes"]
         if not self.exact:
-            lines += [
-                f"  {worst.where}: {tokens} has probability {target:.4f} under the target, and {here:.4f} here"
-            ]
+            lines += [f"  {worst.where}: {tokens} has probability {target:.4f} under the target, and {here:.4f} here"]
         lines += [f"it proposes {self.drafted:.2f} tokens a step, and something after {self.proposing} of the prefixes"]
         return "\n".join(lines)
 

@@ -105,7 +105,7 @@ class PrivateModel:
         self.packed: list[PackedLinear] = []
         self.compiled: CompiledLayers | None = None
         config = decoder_config(self.modules)
-        # Somebody may have registered another "sdpa", and its results are the model's own then.
+        # If another "sdpa" was registered, the results of that are the model's own.
         usual = AttentionInterface().get("sdpa") is sdpa_attention_forward
         if config._attn_implementation == "sdpa" and usual and model.device.type == "cpu":
             config._attn_implementation = GROUPED

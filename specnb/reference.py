@@ -37,8 +37,7 @@ def speculative_decoding_step(
         # x_i ~ q_i(x)
         x.append(sample(q[i], draft_uniforms[i]))
 
-    # Run M_p in parallel: p_1(x), ..., p_{gamma+1}(x) <- M_p(prefix), ..., M_p(prefix + [x_1, ...,
-    # x_gamma])
+    # Run M_p in parallel: p_1(x), ..., p_{gamma+1}(x) <- M_p(prefix), ..., M_p(prefix + [x_1, ..., x_gamma])
     p = [target(prefix + x[:i]) for i in range(gamma + 1)]
 
     # Determine the number of accepted guesses n: r_1 ~ U(0, 1), ..., r_gamma ~ U(0, 1)
@@ -52,8 +51,7 @@ def speculative_decoding_step(
     if n < gamma:
         adjusted = norm([max(0, p_x - q_x) for p_x, q_x in zip(p[n], q[n], strict=True)])
 
-    # Return one token from M_p, and n tokens from M_q: t ~ p'(x), return prefix + [x_1, ..., x_n,
-    # t]
+    # Return one token from M_p, and n tokens from M_q: t ~ p'(x), return prefix + [x_1, ..., x_n, t]
     t = sample(adjusted, final_uniform)
     return [*prefix, *x[:n], t]
 

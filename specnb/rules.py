@@ -53,8 +53,8 @@ class Plan(NamedTuple):
     after : (..., nodes + 1, vocab)
         Distribution of the last token if the step ends at the root or at a node, up to a factor.
     less : (..., n, vocab)
-        Subtracted from `after` at the first n entries: the last token is sampled from max(0, after
-        - less), or from `after` if that is 0.
+        Subtracted from `after` at the first n entries: the last token is sampled from the positive
+        part of the difference, or from `after` if there is none.
     """
 
     accept: Tensor
@@ -129,8 +129,10 @@ class PlannedRule:
         """The plan for these inputs; its shapes are checked, because others would broadcast."""
         nodes, vocab = p.shape[-2] - 1, p.shape[-1]
         if q.shape[-2:] != (nodes, vocab) or draft_tokens.shape[-1:] != (nodes,):
-            shapes = f"p is {tuple(p.shape)}, q {tuple(q.shape)} and draft_tokens {tuple(draft_tokens.shape)}"
-            raise ValueError(f"{shapes}; they must be (..., nodes + 1, vocab), (..., nodes, vocab) and (..., nodes)")
+            raise ValueError(
+                f"p is {tuple(p.shape)}, q {tuple(q.shape)} and draft_tokens {tuple(draft_tokens.shape)}; they must be "
+                "(..., nodes + 1, vocab), (..., nodes, vocab) and (..., nodes)"
+            )
         plan = self.plan(p, q, draft_tokens, tree)
         shapes = [getattr(getattr(plan, part, None), "shape", None) for part in ("accept", "after")]
         wanted = [(*p.shape[:-2], nodes), tuple(p.shape)]

@@ -16,13 +16,14 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.acceptance import measure_acceptance
-from specnb.arguments import require_whole
+from specnb.arguments import named_settings, require_whole
 from specnb.cost import Costs, measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.loading import Pair
+from specnb.prompts import Prompts, Tokens
 from specnb.record import now
-from specnb.sampler import Draft, Generation, Prompts, Sampler, Tokens, named_settings
+from specnb.sampler import Draft, Generation, Sampler
 from specnb.statistics import Estimate, Job, bootstrap, bootstrap_indices, interval, measured_on, time_round
 from specnb.theory import walltime_improvement
 

@@ -25,8 +25,8 @@ Indices = NDArray[np.int64]
 Clock = Callable[[], float]
 T = TypeVar("T")
 
-# `goodness_of_fit` merges cells that expect fewer counts: at level 1e-6 two cells have a false-
-# alarm rate of 7e-6, and with the usual 5 it would be 7e-5
+# `goodness_of_fit` merges cells that expect fewer counts: at level 1e-6 two cells have a false-alarm
+# rate of 7e-6, and with the usual 5 it would be 7e-5
 MIN_EXPECTED = 25.0
 
 BOUNDS = (1e-12, 1e-4)  # upper bounds of accumulated rounding errors, in float64 and in float32, with a wide margin

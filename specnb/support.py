@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from specnb.arguments import require_whole, shown, whole_numbers
 
-# In which models compute; weights of other dtypes, such as float8, belong to quantised models
+# Dtypes in which models compute; weights of other dtypes, such as float8, belong to quantised models
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
-# V(n): time of a target forward pass over n tokens, in passes over one token
+# v(n): time of a target forward pass over n tokens, in passes over one token
 VerifyCost = Callable[[NDArray[np.int64]], ArrayLike]
 
 LARGEST_GAMMA = 512  # the largest gamma that `optimal_gamma` tries by default

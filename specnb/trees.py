@@ -146,20 +146,12 @@ class TokenTree:
 
 
 def chain(gamma: int) -> tuple[int, ...]:
-    """The parents of a chain of `gamma` draft tokens.
-
-    >>> chain(3)
-    (-1, 0, 1)
-    """
+    """The parents of a chain of `gamma` draft tokens."""
     return tuple(range(-1, gamma - 1))
 
 
 def node_depths(parents: Sequence[int]) -> list[int]:
-    """The depth of each node, 1 for children of the root; `ValueError` for a parent that is no earlier node.
-
-    >>> node_depths((-1, -1, 0, 2))
-    [1, 1, 2, 3]
-    """
+    """The depth of each node, 1 for children of the root; `ValueError` for a parent that is no earlier node."""
     depths: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
@@ -172,11 +164,7 @@ def node_depths(parents: Sequence[int]) -> list[int]:
 
 
 def leaves_first(parents: Sequence[int]) -> list[int]:
-    """All nodes, every subtree before its node, earlier siblings first.
-
-    >>> leaves_first((-1, -1, 0, 0, 1))
-    [2, 3, 0, 4, 1]
-    """
+    """All nodes, every subtree before its node, earlier siblings first."""
 
     def below(node: int) -> list[int]:
         return [each for child, parent in enumerate(parents) if parent == node for each in (*below(child), child)]
