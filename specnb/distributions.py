@@ -92,7 +92,8 @@ def standardise(
     if check:
         _require_finite_maximum(logits)
     if sampling.temperature == 0:
-        return _argmax_distribution(logits)
+        first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
+        return torch.zeros_like(logits).scatter_(-1, first, 1.0).where(logits.gather(-1, first).isfinite(), torch.nan)
     if sampling.temperature != 1:
         # Subtract the maximum first: divided by a low temperature, large logits would overflow.
         logits = (logits - logits.amax(dim=-1, keepdim=True)) / float(sampling.temperature)
@@ -116,12 +117,6 @@ def _require_finite_maximum(logits: Float[Tensor, "*batch vocab"]) -> None:
             f"logits row {row} has the maximum {float(maximum.flatten()[row])}: each row needs a finite largest "
             "logit and no NaN; look for an overflow in the model (its dtype) or a filter that removed everything"
         )
-
-
-def _argmax_distribution(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-    first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
-    probs = torch.zeros_like(logits).scatter_(-1, first, 1.0)
-    return probs.where(logits.gather(-1, first).isfinite(), torch.nan)
 
 
 def standardise_probs(probs: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float[Tensor, "*batch vocab"]:

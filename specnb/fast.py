@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import psutil
@@ -73,13 +73,6 @@ AttentionInterface.register(GROUPED, grouped_attention)
 AttentionMaskInterface.register(GROUPED, sdpa_mask)
 
 
-class Weight(NamedTuple):
-    owner: int
-    place: int
-    shape: torch.Size
-    dtype: torch.dtype
-
-
 class PrivateModel:
     """A copy of the modules and configuration of a model, with the model's own parameters, buffers and hooks.
 
@@ -136,9 +129,10 @@ def shared_copy(model: Module) -> Module:
     return copy.deepcopy(model, memo)
 
 
-def weights_of(model: nn.Module) -> dict[str, Weight]:
+def weights_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
+    """What identifies each parameter and buffer: the object, the place of its values, and their layout."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return {name: Weight(id(each), each.data_ptr(), each.shape, each.dtype) for name, each in named}
+    return {name: (id(each), each.data_ptr(), each.shape, each.dtype) for name, each in named}
 
 
 def _checksum(packed: Sequence[PackedLinear]) -> int:
