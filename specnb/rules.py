@@ -317,8 +317,8 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
     Each node has a weight w, 1 at the root, and a distribution r, at first p after it. A child x
     begins with the weight min(1, w r(x)/q(x)). When its subtree has been rejected, with m = sum
     max(0, w r - q), its parent goes on with r = norm(max(0, w r - q)) and w = m / (m + 1 - w).
-    After the last child the node is accepted with probability w, and then the last token is sampled from
-    r.
+    After the last child the node is accepted with probability w, and then the last token is sampled
+    from r.
     """
     weights = [torch.ones_like(p[..., 0, 0])] * p.shape[-2]  # of each entry
     scales = list(weights)  # the weight divided by the mass of `remaining`, which is not normalised
