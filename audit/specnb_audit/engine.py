@@ -9,8 +9,8 @@ from functools import cache
 import torch
 from transformers import PreTrainedModel
 
+from specnb.arguments import require_whole
 from specnb.distributions import Sampling
-from specnb.number_checks import require_whole
 from specnb_audit.numerics import Numerics, given_numerics, measure_numerics
 from specnb_audit.teacher_forcing import Completion, Source
 

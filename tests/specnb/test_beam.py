@@ -11,7 +11,7 @@ from beam_bugs import TREE_BUGS
 from tiny import LIMIT, gpt2, llama, mistral, near_copy, neox, qwen2
 from transformers import PreTrainedModel
 
-from specnb import PromptLookupDrafter, beam
+from specnb import beam
 from specnb.beam import BeamSettings, beam_search, best, extend, start
 from specnb.check import Check
 
@@ -131,9 +131,9 @@ def test_the_last_positions_can_be_searched() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"width": 0}, {"length_penalty": float("nan")}, {"early_stopping": "always"}, {"draft_width": 2}, {"gamma": 0},
+        {"width": 0}, {"length_penalty": float("nan")}, {"early_stopping": "always"}, {"gamma": 0},
         {"width": 9, "draft_width": 9}, {"draft_width": 6, "eos": [4, 1, 4]}, {"eos": 7}, {"max_new_tokens": LIMIT},
-        {"target": llama(VOCAB).train()}, {"draft": PromptLookupDrafter(VOCAB)},
+        {"target": llama(VOCAB).train()},
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(wrong: dict[str, Any]) -> None:
