@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.arguments import require_whole
+from specnb.arguments import require_whole, whole
 from specnb.distributions import Conditional, total_variation
 from specnb.drafters import Drafter
 from specnb.enumeration import (
@@ -136,9 +136,10 @@ def judge_rule(
       (3 tokens, any p and q, seed 1, gamma 2)
     tokens per step: 2.072 (token verification 1.966, block verification 1.971, the best exact rule 1.971)
     """
-    if isinstance(gamma, int):
-        require_whole(gamma=(gamma, 1))
-    shapes = [chain(n) for n in range(1, gamma + 1)] if isinstance(gamma, int) else [tuple(gamma)]
+    most = whole(gamma)
+    if most is not None:
+        require_whole(gamma=(most, 1))
+    shapes = [tuple(gamma)] if most is None else [chain(n) for n in range(1, most + 1)]  # type: ignore[arg-type]
     pairs = random_pairs(3) | random_pairs(4) if pairs is None else pairs
     cases = [_case(rule, name, pair, parents, scheme) for parents in shapes for name, pair in pairs.items()]
 
@@ -155,7 +156,7 @@ def judge_rule(
         tokens_per_step=1 + float(np.mean([case.accepted for case in cases[-len(pairs) :]])),
         token_verification=accepted_by(token_verification),
         block_verification=accepted_by(block_verification),
-        optimum=mean(lambda p, q: optimal_accepted(p, q, gamma)) if isinstance(gamma, int) else None,
+        optimum=None if most is None else mean(lambda p, q: optimal_accepted(p, q, most)),
     )
 
 

@@ -27,7 +27,7 @@ from specnb.fast import Compile, PrivateModel
 from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
 from specnb.prompts import Prompts, Tokens, as_list, padding_tokens, require_tokens, token_lists
-from specnb.record import CompletedRow, StepRecord, StepTimer, merge_rows
+from specnb.record import CompletedRow, StepRecord, StepTimer, merge_rows, now
 from specnb.rules import Rule, token_verification
 from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
@@ -161,6 +161,7 @@ class Sampler:
     """
 
     batch: Batch | None = None
+    compiled = ""  # how long compiling took here, and after how many steps it pays
 
     @named_settings
     def __init__(
@@ -197,6 +198,7 @@ class Sampler:
         self.rule = token_verification if rule is None else rule
         if self.drafter is not None and self.drafter.parents is not None and self.drafter.scheme is not None:
             require_exact(self.rule, self.drafter.scheme, self.drafter.parents)
+        require_whole(rows=(1 if rows is None else rows, 1), slots=(1 if slots is None else slots, 1))
         self.rows, self.slots = rows or 0, slots or 0
         self.compile = compile
         self.captures = target.device.type == "cuda" and compile is not False
@@ -321,16 +323,27 @@ class Sampler:
         return batch
 
     def _prepare(self, batch: Batch) -> None:
-        if self.private.compiled is None and not self.captures:
+        layers = self.private.compiled
+        if layers is None and not self.captures:
             return
-        if self.private.compiled is not None:
-            self.private.compiled.widths |= frozenset(width + 1 for width in batch.widths)
+        widths = frozenset(width + 1 for width in batch.widths) | (layers.widths if layers else frozenset())
         if self.captures:
             batch.capture(self.hooks.timed)
+        elif layers is not None:
+            layers.widths = frozenset()  # for a pass that is not compiled
+            batch.warm_up()
+            before = batch.seconds_of_a_pass()
+        if layers is not None:
+            layers.widths = widths
         doing = "capturing a step" if self.captures else "compiling a layer, some seconds once"
+        begun = now(self.target.device)
         with tqdm(total=1, desc=doing, leave=False, disable=not self.progress, delay=1) as bar:
             batch.warm_up()
             bar.update()
+        if not self.captures:
+            seconds = now(self.target.device) - begun
+            pays = seconds / max(before - batch.seconds_of_a_pass(), 1e-9)
+            self.compiled = f"compiled in {seconds:.0f} s, earned back after {pays:.0f} steps"
 
 
 class _Call:
@@ -360,6 +373,7 @@ class _Call:
         expected = len(self.prompts) * self.max_new_tokens
         first = bool(self.to_compare)
         with tqdm(total=expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
+            bar.set_postfix_str(self.sampler.compiled, refresh=False)
             while True:
                 if hooks.timed:
                     timer.start()

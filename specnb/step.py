@@ -23,7 +23,7 @@ from specnb.check import at_least_float
 from specnb.distributions import Sampling, Uniforms, overlap, standardise, uniforms
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
 from specnb.fast import Captured
-from specnb.record import CompletedRow
+from specnb.record import CompletedRow, now
 from specnb.rules import Outcome, Rule, require_outcome, token_verification
 from specnb.support import vocabulary
 from specnb.trees import TokenTree
@@ -387,6 +387,13 @@ class Batch:
             for width in self.widths:
                 self.target(torch.zeros(rows, width, dtype=torch.int64))
         self.step()
+
+    def seconds_of_a_pass(self) -> float:
+        """The time that verifying gamma tokens of each row takes; to be called after `warm_up`."""
+        device = self.setup.target.device
+        begun = now(device)
+        self.target(torch.zeros(len(self.state.rows), self.state.gamma, dtype=torch.int64, device=device))
+        return now(device) - begun
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:
