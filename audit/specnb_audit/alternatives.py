@@ -2,7 +2,7 @@
 
 Each is a distribution r computed from p, q and the tokens before, so r(x)/p(x) at the emitted x is
 a fair bet against p: its expectation under p is 1 (less, where p is zero). Under a sampler with
-that bug the bet gains. `specnb_audit.known_bugs` lists the bugs and where they were reported.
+that bug the bet gains. `audit_studies.bugs.known_bugs` lists the bugs and where they were reported.
 
 There is none for a recovered token that was sampled from the target's distribution at the following
 position: that distribution depends on the rejected draft token, which no file of tokens has. Other

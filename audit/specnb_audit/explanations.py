@@ -16,6 +16,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
+from specnb.support import context_limit
 from specnb_audit.alternatives import DEPENDENCE, LEARNED
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
@@ -150,7 +151,10 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
     >>> checks_of(uniform, [Completion([1, 2], [1, 2, 3])], Auditor(), False)
     ['the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only']
     """
-    config = source.config if isinstance(source, PreTrainedModel) else None
+    config, limit, most = None, None, None
+    if isinstance(source, PreTrainedModel):
+        config, limit = source.config, context_limit(source)
+        most = getattr(config.get_text_config(), "max_position_embeddings", None)
     bos, pad, own = (getattr(config, f"{name}_token_id", None) for name in ("bos", "pad", "eos"))
     ends, lengths = {own} if isinstance(own, int) else set(own or ()), [len(one.tokens) for one in completions]
     repeat = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
@@ -166,6 +170,8 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
             free and after > 0,
         f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
         "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1,
+        f"the target has longrope, with other factors beyond {limit} tokens: each sequence is compared with those of its "
+        "whole length, and an engine may choose by another length": finding and limit != most,
         f"no prompt begins with the model's begin-of-text token {bos}; did the model see one?":
             finding and bos is not None and begun == 0 and total > 0,
     }  # fmt: skip

@@ -91,7 +91,7 @@ def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]
     >>> [(row.tokens, row.p.tolist()) for row in rows]
     [([1, 0], [[0.5, 0.5], [0.5, 0.5]])]
     """
-    for batch in _batches(completions, models.target):
+    for batch in _batches(completions, models):
         vocab = vocabulary(models.target, batch[0].prompt)
         rows = _rows(models, [completion for completion in batch if completion.tokens], vocab)
         for completion in batch:
@@ -115,7 +115,7 @@ def teacher_forced_logits(
 ) -> Iterator[tuple[Completion, int, Tensor, Tensor | None]]:
     """For each of `completions` with tokens, or piece of one: it, the offset of its first token,
     the target's logits, penalised and constrained, and the draft's, if there is one."""
-    for batch in _batches((one for one in completions if one.tokens), models.target):
+    for batch in _batches((one for one in completions if one.tokens), models):
         vocab = vocabulary(models.target, batch[0].prompt)
         drafts = repeat(None) if models.draft is None else _logits(models.draft, batch, vocab)
         for piece, draft in zip(_logits(models.target, batch, vocab), drafts, strict=False):
@@ -181,20 +181,33 @@ def _steps(completion: Completion, start: int, n: int) -> Sequence[int] | None:
     return steps_between(steps, start, start + n)
 
 
-def _batches(completions: Iterable[Completion | None], source: Source) -> Iterator[list[Completion]]:
-    """The completions, in order, in groups that share a forward pass; None ends a group."""
+def _batches(completions: Iterable[Completion | None], models: Models) -> Iterator[list[Completion]]:
+    """The completions, in order, in groups that share a forward pass; None ends a group, and so does
+    a completion on the other side of a longrope's original length."""
     longest, vocab, batch = 0, 0, list[Completion]()
     for completion in completions:
         if completion is not None:
-            vocab = vocab or vocabulary(source, completion.prompt)
+            vocab = vocab or vocabulary(models.target, completion.prompt)
             longest = max(longest, _length(completion))
-        if batch and (completion is None or (len(batch) + 1) * longest * vocab > LOGITS):
+        full = (len(batch) + 1) * longest * vocab > LOGITS
+        if batch and (completion is None or full or _sides(models, completion) != _sides(models, batch[0])):
             yield batch
             longest, batch = 0 if completion is None else _length(completion), []
         if completion is not None:
             batch.append(completion)
     if batch:
         yield batch
+
+
+def _sides(models: Models, completion: Completion) -> list[bool]:
+    return [_is_beyond(source, completion) for source in models.all()]
+
+
+def _is_beyond(source: Source, completion: Completion) -> bool:
+    """Whether a completion is longer than a longrope's original length: then all its positions, and
+    those of all that share its pass, have other factors."""
+    limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
+    return limit is not None and _length(completion) - 1 > limit
 
 
 def _length(completion: Completion) -> int:
@@ -207,7 +220,12 @@ def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> It
     if not isinstance(source, PreTrainedModel):
         for completion in completions:
             yield completion, 0, _function_logits(source, completion, vocab)
-    elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS and agrees_in_pieces(source):
+    elif (
+        len(completions) == 1
+        and _length(completions[0]) * vocab > LOGITS
+        and not _is_beyond(source, completions[0])  # its first piece would have other factors
+        and agrees_in_pieces(source)
+    ):
         yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab), vocab)
     else:
         yield from batch_logits(source, completions, vocab)
@@ -356,7 +374,8 @@ def require_completions(
     if isinstance(source, PreTrainedModel):
         require_causal(source)
     vocab = vocabulary(source, completions[0].prompt) if vocab is None else vocab
-    limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
+    config = source.config.get_text_config() if isinstance(source, PreTrainedModel) else None
+    limit = getattr(config, "max_position_embeddings", None)
     for number, completion in enumerate(completions):
         name = f"sequence {number}" if names is None else names[number]
         if isinstance(source, PreTrainedModel) and not completion.prompt:

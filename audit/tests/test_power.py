@@ -15,8 +15,8 @@ from torch import Tensor
 from specnb.distributions import Sampling, normalise, sample, standardise
 from specnb.rules import Outcome, lenient_verification, token_verification
 from specnb_audit.bets import Row
-from specnb_audit.bugs.step import argmax_distribution, inverted_residual, no_residual, one_uniform
-from specnb_audit.bugs.verification import biased, suppressed
+from audit_studies.bugs.step import argmax_distribution, inverted_residual, no_residual, one_uniform
+from audit_studies.bugs.verification import biased, suppressed
 from specnb_audit.claimed import Claimed, claimed_probs
 
 P, _ = zipf_tables()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tiny import ARCHITECTURES, llama, next_distributions
-from transformers import BertConfig, BertLMHeadModel, PreTrainedModel
+from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb_audit import teacher_forcing
@@ -110,12 +110,37 @@ def test_texts_share_a_pass_with_padding_on_the_right_and_no_more_logits_than_ne
     assert seen == [([[2, 3, 0, 0, 0, 0], [0, 0, 3, 2, 1, 0]], 5, False, False)]
 
 
+@pytest.mark.parametrize("size", [2, 10**6])
+def test_a_sequence_beyond_a_longrope_has_the_factors_of_its_whole_length(
+    size: int, small_runs: Callable[[int], None]
+) -> None:
+    """Beside short ones, which keep theirs, and never in pieces, the first of which would be short."""
+    small_runs(size)
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 6, "factor": 2.0}
+    sizes: dict[str, Any] = {"vocab_size": 4, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 16, "initializer_range": 1.0}
+    factors = {"short_factor": [1.0, 1.0], "long_factor": [4.0, 9.0]}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope | factors)).double().eval()
+    given = [Completion([1], [0, 2, 3]), Completion([2, 3], [0, 1] * 5), Completion([1, 1], [0, 2, 1])]
+    require_completions(model, given)
+    whole = []
+    for one in given:
+        logits = model(torch.tensor([[*one.prompt, *one.tokens[:-1]]])).logits[0, len(one.prompt) - 1 :]
+        whole.append(logits.softmax(-1))
+    found = torch.cat([row.p for row in rows_of(model, given)])
+    assert torch.allclose(found, torch.cat(whole), atol=1e-9)
+    short = model(torch.tensor([[2, 3, 0]])).logits[0, 1:].softmax(-1)
+    assert (short - whole[1][:2]).abs().max() > 0.01
+
+
 def lengths(sizes: list[int | None], limit: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """How texts of these lengths are grouped, where `limit` tokens fit into a pass."""
     monkeypatch.setattr(teacher_forcing, "LOGITS", 2 * limit)
     asked: list[tuple[int, ...]] = []
     given = [None if size is None else Completion([1], [0] * (size - 1)) for size in sizes]
-    groups = list(teacher_forcing._batches(given, lambda prefix: asked.append(prefix) or [0.5, 0.5]))
+    models = Models(lambda prefix: asked.append(prefix) or [0.5, 0.5])
+    groups = list(teacher_forcing._batches(given, models))
     assert asked == [(1,)]  # the vocabulary is asked for once
     return [[len(one.prompt) + len(one.tokens) for one in group] for group in groups]
 

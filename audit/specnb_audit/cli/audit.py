@@ -198,41 +198,19 @@ def _require_model(name: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
-        if what := kind_of_folder(parsed((folder / "config.json").read_bytes()) or {}):
-            raise ValueError(f"{name} {what}")
+        _require_no_int8(name, parsed((folder / "config.json").read_bytes()) or {})
 
 
-def kind_of_folder(config: dict[str, Any]) -> str:
-    """What a folder with this `config.json` is, if it is no model that distributions can be read
-    from; empty for others.
-
-    >>> kind_of_folder({"architectures": ["LlamaForCausalLMEagle3"]})[:19]
-    'is an EAGLE-3 head:'
-    """
-    architecture = " ".join(map(str, config.get("architectures") or ()))
-    algorithm = str(config.get("speculators_model_type", ""))
-    head = "it drafts from the target's hidden states and gives no distributions by itself; leave --draft out"
-    if algorithm:
-        return f"is a draft head in the format of vLLM's speculators ({algorithm}): {head}"
-    if "dflash_config" in config or "DFlash" in architecture:
-        return f"is a DFlash drafter: {head}"
-    if "Eagle" in architecture:
-        return f"is an EAGLE{'-3' * ('Eagle3' in architecture)} head: {head}"
+def _require_no_int8(name: str, config: dict[str, Any]) -> None:
+    """Raises `ValueError` for weights of 8-bit integers, as bitsandbytes, GPTQ and compressed-tensors
+    name them."""
     quantised = config.get("quantization_config") or {}
-    if _bits(quantised) == 8:
-        method = quantised.get("quant_method", "unknown")
-        return (
-            f"has int8 weights ({method}), which depend on the library that multiplies them; give the model that they "
-            "were made from as target, and sequences of the same engine without speculation as --control"
-        )
-    return ""
-
-
-def _bits(quantised: dict[str, Any]) -> int | None:
-    """8 for whole numbers of 8 bits, by the names of bitsandbytes, GPTQ and compressed-tensors."""
-    if quantised.get("load_in_8bit"):
-        return 8
-    groups = quantised.get("config_groups") or {}
-    weights = [one.get("weights") or {} for one in groups.values() if isinstance(one, dict)]
+    groups = (quantised.get("config_groups") or {}).values()
+    weights = [one.get("weights") or {} for one in groups if isinstance(one, dict)]
     whole = any(one.get("num_bits") == 8 and one.get("type") == "int" for one in weights)
-    return 8 if whole or quantised.get("bits") == 8 else None
+    if whole or quantised.get("bits") == 8 or quantised.get("load_in_8bit"):
+        raise ValueError(
+            f"{name} has int8 weights ({quantised.get('quant_method', 'unknown')}), which depend on the library that "
+            "multiplies them; give the model that they were made from as target, and sequences of the same engine "
+            "without speculation as --control"
+        )

@@ -22,7 +22,7 @@ from audit_studies.power.random_pair import random_pair
 from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
 from specnb.statistics import goodness_of_fit
-from specnb_audit.known_bugs import EXACT, KNOWN_BUGS
+from audit_studies.bugs.known_bugs import EXACT, KNOWN_BUGS
 from specnb_audit.numerics import given_numerics
 from specnb_audit.token_file import read_tokens
 
