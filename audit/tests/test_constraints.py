@@ -79,12 +79,9 @@ def test_logits_without_constraints_are_the_same_and_pieces_add_up() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"forced": [-1]}, "is negative"),
-        ({"allowed": []}, "is empty"),
         ({"allowed": [[1], []]}, "is empty"),
         ({"forced": [2]}, "sequence 0 has 2 tokens, and place 2 is said to be forced"),
         ({"allowed": [[1]]}, "allowed tokens for 1 places"),
-        ({"allowed": [6]}, "allows the token 6; the vocabulary has the tokens 0 to 5"),
         ({"min_tokens": 1}, "min_tokens is given and no end token"),
     ],
 )

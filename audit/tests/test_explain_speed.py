@@ -49,44 +49,13 @@ def test_what_is_not_given_stays_in_the_rest() -> None:
     assert explain(speedup=1.0, acceptance_rate=0.5, gamma=4).tokens == 3.0
 
 
-def test_ranges_of_what_was_given_are_ranges_of_the_rest() -> None:
-    found = explain(speedup=1.5, tokens_per_step=3.0, gamma=4, layers=(32, 2), gpu="H100", batch=64)
-    drafting, verification = found.parts["drafting"], found.parts["verification"]
-    assert drafting.low < drafting.value < drafting.high
-    assert found.rest.low == pytest.approx(2 - drafting.high - verification.high)
-    assert found.rest.high == pytest.approx(2 - drafting.low - verification.low)
-
-
-@pytest.mark.parametrize(
-    ("setting", "line"),
-    [
-        ({"speedup": 1.0, "tokens_per_step": 2.0, "gamma": 4, "cost_ratio": 0.4}, "try first: a cheaper drafter"),
-        ({"speedup": 1.0, "tokens_per_step": 2.0, "gamma": 4, "verify_cost": 1.9}, "try first: fewer draft tokens"),
-        (
-            {"speed": 100, "plain": 100, "tokens_per_step": 2.0, "overhead_ms": 15},
-            "try first: sampling without sorting",
-        ),
-        ({"speedup": 1.0, "tokens_per_step": 2.0}, "try first: to measure its parts one by one"),
-        ({"speedup": 3.0, "tokens_per_step": 3.0, "gamma": 4, "verify_cost": 1.5}, "the numbers contradict each other"),
-        ({"speedup": 0.8, "tokens_per_step": 2.0}, "plain decoding is faster, until a step gives more than 2.50"),
-    ],
-)
-def test_it_says_what_to_try(setting: dict[str, Any], line: str) -> None:
-    assert line in str(explain(**setting))
-    assert ("plain decoding is faster" in str(explain(**setting))) == (explain(**setting).speedup <= 1)
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ({"speedup": 0, "tokens_per_step": 2}, "speedup is 0"),
         ({"tokens_per_step": 2, "speed": 100}, "the speed-up is missing"),
         ({"tokens_per_step": 2, "speed": 100, "plain": 50, "speedup": 1.5}, "speedup is 1.5, and speed / plain is 2"),
-        ({"speedup": 2}, "an acceptance is missing"),
-        ({"speedup": 2, "acceptance_rate": 0.5}, "gamma is missing"),
-        ({"speedup": 2, "tokens_per_step": 9, "gamma": 4}, "tokens_per_step is 9"),
         ({"speedup": 2, "tokens_per_step": 2, "overhead_ms": 1}, "overhead_ms needs plain"),
-        ({"speedup": 2, "tokens_per_step": 2, "gamma": 4, "verify_cost": 0}, "verify_cost is 0"),
     ],
 )
 def test_impossible_numbers_are_refused(setting: dict[str, Any], message: str) -> None:
@@ -183,10 +152,7 @@ def test_it_says_whether_to_speculate(a: float, b: float, alpha: float, said: st
     ("lines", "message"),
     [
         ([(1, 1.8, 140.0)], "need whole gammas, two different ones"),
-        ([(2, 1.8, 140.0), (2, 1.9, 141.0)], "need whole gammas, two different ones"),
-        ([(1.5, 1.8, 140.0), (4, 2.9, 150.0)], "need whole gammas"),
         ([(1, 2.8, 140.0), (4, 2.9, 150.0)], "tokens_per_step is 2.8; with gamma = 1"),
-        ([(1, 1.8, 0.0), (4, 2.9, 150.0)], "the speed of a line is 0.0"),
         ([(2, 2.4, 100.0), (4, 3.0, 180.0)], "the lines contradict each other: more draft tokens took less time"),
     ],
 )

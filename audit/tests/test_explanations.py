@@ -72,17 +72,6 @@ def test_a_filter_that_is_not_applied_is_named() -> None:
     assert cause(Sampling(1.0), texts(exact)) == ""  # no filter is claimed
 
 
-def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanations, "TRIED", 8)
-    given = texts([0] * 8, [0] * 7 + [3], [0] * 6 + [1, 2])  # of which the first decides nothing
-    for suspicious, found in (
-        ({2}, of_order("top-p, temperature", "llama.cpp")),
-        ({1}, without("top-p")),
-        ({0, 2}, ""),
-    ):
-        assert cause(SAMPLING, given, suspicious, 0.01) == found
-
-
 # Prompts, ends and dependence
 
 

@@ -118,29 +118,3 @@ def test_every_bug_generates(name: str) -> None:
     bug = (known_bugs(Sampling(top_k=2)) | MORE_BUGS)[name]
     made = generate(bug, TARGET, PROMPTS, DRAFT, **SETTINGS)
     assert [len(tokens) for tokens in made.tokens] == [8, 8]
-
-
-def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of how draft tokens are sampled and reported, and of the draft's cache unless the batch
-    has them too."""
-    monkeypatch.setattr(registry, "decode", lambda target, prompts, drafter, **more: drafter)
-    drafter = ModelDrafter(DRAFT)
-    need = [name for name, bug in KNOWN_BUGS.items() if bug.q or bug.sampled or (bug.draft_class and not bug.batch)]
-    assert {"raw-q", "greedy-draft-soft-q", "bonus-missing-in-draft"} <= set(need)
-    for name, bug in KNOWN_BUGS.items():
-        if name in need:
-            words = f"^{name} changes how a draft model is sampled; give the model, not a drafter$"
-            with pytest.raises(TypeError, match=words):
-                generate(bug, TARGET, PROMPTS, drafter)
-        else:
-            made: object = generate(bug, TARGET, PROMPTS, drafter)
-            assert made is drafter
-
-
-def test_every_bug_is_described_once() -> None:
-    every = [*KNOWN_BUGS.values(), *MORE_BUGS.values()]
-    assert all(bug.name and bug.description and bug.reported_in for bug in every)
-    assert len({bug.description for bug in every}) == len(every)
-    assert set(HELD_OUT_BUGS) <= set(MORE_BUGS)
-    assert not any(bug.held_out for bug in KNOWN_BUGS.values())
-    assert len(HELD_OUT_BUGS) >= len(KNOWN_BUGS | MORE_BUGS) / 2

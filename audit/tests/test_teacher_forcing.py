@@ -80,34 +80,9 @@ def test_a_suspected_model_is_sampled_as_the_target_and_not_as_the_draft() -> No
     assert row.suspected[0].tolist() == row.p[0].tolist() == pytest.approx([0.1, 0.9])
 
 
-def passes(model: PreTrainedModel) -> list[tuple[list[list[int]], int, bool, bool]]:
-    """A list to which every forward pass of `model` adds its tokens, logits to keep, and use of a
-    cache (new, old)."""
-    seen: list[tuple[list[list[int]], int, bool, bool]] = []
-
-    def record(module: object, given: tuple[object, ...], more: dict[str, Any]) -> None:
-        old = more.get("past_key_values") is not None
-        seen.append((more["input_ids"].tolist(), more["logits_to_keep"], more["use_cache"], old))
-
-    model.register_forward_pre_hook(record, with_kwargs=True)
-    return seen
-
-
 def rows_of(model: Any, texts: list[Completion], sampling: Sampling = Sampling(), **more: Any) -> list[Row]:
     with torch.inference_mode():
         return list(teacher_forced_rows(Models(model, sampling, **more), texts))
-
-
-def test_texts_share_a_pass_with_padding_on_the_right_and_no_more_logits_than_needed() -> None:
-    """All but the last token is given, and the logits from the end of the shortest prompt on are
-    kept."""
-    model = llama()
-    seen = passes(model)
-    rows_of(model, TEXTS)
-    assert seen == [([[1, 0, 2, 3, 0, 0], [2, 3, 0, 0, 0, 0], [0, 0, 3, 2, 1, 0]], 6, False, False)]
-    seen.clear()
-    rows_of(model, TEXTS[1:])
-    assert seen == [([[2, 3, 0, 0, 0, 0], [0, 0, 3, 2, 1, 0]], 5, False, False)]
 
 
 @pytest.mark.parametrize("size", [2, 10**6])
@@ -205,24 +180,6 @@ def test_a_model_that_always_returns_all_logits(size: int, small_runs: Callable[
     for found, one in zip(rows_of(model, TEXTS[1:]), wanted, strict=True):
         assert found.tokens == one.tokens
         assert torch.allclose(found.p, one.p, atol=1e-12)
-
-
-SUM = "it must be one row of probabilities that sum to 1"
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([0.5, 0.4], f"the distribution after 2 tokens has shape (2,) and sum 0.9; {SUM}"),
-        ([0.5, 0.5011], f"the distribution after 2 tokens has shape (2,) and sum 1.0011; {SUM}"),
-        ([1.5, -0.5], f"the distribution after 2 tokens has shape (2,) and sum 1; {SUM}"),
-        ([[0.5, 0.5]], f"the distribution after 2 tokens has shape (1, 2) and sum 1; {SUM}"),
-        ([float("nan"), 1.0], f"the distribution after 2 tokens has shape (2,) and sum nan; {SUM}"),
-    ],
-)
-def test_a_distribution_that_is_none_is_described(given: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        teacher_forcing.vocabulary(lambda prefix: given, [1, 0])
 
 
 def test_completions_that_a_model_cannot_judge_are_named() -> None:

@@ -34,16 +34,14 @@ STDIN = Path("-")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audits, prints the report and returns the exit status. Raises `ValueError` and `OSError` for
-    what cannot be."""
+    """Audit, print the report, and return the exit status."""
     report = _audited(options)
     print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
     return 1 if report.rejected else INTERRUPTED if report.interrupted else UNDECIDED if report.undecided else 0
 
 
 def _audited(options: argparse.Namespace) -> Report:
-    """The report. Everything that can be checked without a model is checked before one is
-    loaded."""
+    """The report. What can be checked without a model is checked before one is loaded."""
     sampling, draft_sampling = _claimed(options), _draft_sampling(options)
     progress = True if sys.stderr is not None and sys.stderr.isatty() else _say
     ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
@@ -81,7 +79,6 @@ def _audited(options: argparse.Namespace) -> Report:
 
 
 def _claimed(options: argparse.Namespace) -> Sampling:
-    """The settings claimed. Raises `ValueError` for settings that cannot be claimed, by name."""
     names = ("temperature", "top_k", "top_p", "min_p", *PENALTIES, *NOT_AUDITED)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given["logit_bias"] = dict(_bias(words) for words in options.logit_bias)
@@ -89,7 +86,7 @@ def _claimed(options: argparse.Namespace) -> Sampling:
 
 
 def _bias(words: str) -> tuple[str, float]:
-    """The token and the bias of `ID:BIAS`. Raises `ValueError` for anything else."""
+    """The token and the bias of `ID:BIAS`."""
     token, _, bias = words.partition(":")
     try:
         return str(int(token)), float(bias)
@@ -126,7 +123,6 @@ def _constraints(one: Line, min_tokens: int) -> Constraints:
 
 
 def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
-    """Without those that repeat a seed."""
     return [one for one in sequences if not seeds.repeated(one)]
 
 
@@ -157,7 +153,7 @@ def _require_device(name: str) -> None:
 
 
 def _requirement(words: str) -> tuple[str, float]:
-    """The kind and the total variation of `KIND:TV`. Raises `ValueError` for anything else."""
+    """The kind and the total variation of `KIND:TV`."""
     kind, _, size = words.rpartition(":")
     try:
         distance = float(size)
@@ -170,8 +166,7 @@ def _requirement(words: str) -> tuple[str, float]:
 
 
 def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
-    """The model of that name or folder. Raises `ValueError`, naming it, for one that cannot be
-    loaded."""
+    """The model; an error names it."""
     _require_model(name)
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
@@ -184,10 +179,7 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
 
 
 def _require_model(name: str) -> None:
-    """Raises `ValueError` for a path that is not a folder of a model.
-
-    A model's name on the hub has at most one slash; anything else is taken for a path.
-    """
+    """Raises `ValueError` for a path without a model; a name on the hub has at most one slash."""
     folder = Path(name)
     if not name.strip():
         raise ValueError("the name of a model is empty; give a folder or a model's name")

@@ -72,17 +72,6 @@ def test_the_command_writes_what_the_audit_reads_and_continues(
     assert engine[0][1].temperature == 0.7
 
 
-def test_what_an_engine_does_not_have_is_refused_by_name(
-    engine: list[tuple[Models, Settings]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments(tmp_path, "--speculation", "lookup")) == 2
-    assert "no speculation of kind 'lookup'; it has none, draft" in capsys.readouterr().err
-    given = arguments(tmp_path)
-    (tmp_path / "prompts.jsonl").unlink()
-    assert main(given) == 2
-    assert "prompts.jsonl" in capsys.readouterr().err
-
-
 def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -104,14 +93,6 @@ def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(
     assert asked[0]["samplers"] == audited
     assert (asked[0]["min_p"], asked[0]["repeat_penalty"]) == (0.0, 1.0)
     assert asked[0]["ignore_eos"] is False, "it would remove the end token from the distribution"
-
-
-def test_an_error_of_llama_cpp_is_not_taken_for_an_answer() -> None:
-    from audit_studies.engines.adapters.llama_cpp import _answer
-
-    server = SimpleNamespace(handle_completions=lambda request: json.dumps({"error": {"message": "too long"}}))
-    with pytest.raises(ValueError, match="too long"):
-        _answer(server, {})
 
 
 def test_transformers_assisted_generation_keeps_the_prompt_apart() -> None:
