@@ -79,7 +79,6 @@ class Absences:
         return mixture
 
     def words(self) -> str:
-        """The most surprising of all that has not occurred."""
         assert self.expected is not None
         token, beginning = int(self.expected.argmax()), int(self.beginnings.argmax())
         if not self.ends or self.expected[token] >= self.beginnings[beginning]:

@@ -245,7 +245,6 @@ class CondensedDistributions(NamedTuple):
     previous_cell: Tensor
 
     def at_token(self, probs: Tensor) -> Tensor:
-        """`probs` `(..., n, C)` at the cell of the emitted token."""
         return probs.gather(-1, self.cell[:, None].expand(*probs.shape[:-1], 1))[..., 0]
 
 
@@ -319,7 +318,6 @@ class Frequencies:
         self.factors: Tensor | None = None  # (vocab, bets)
 
     def begin(self) -> None:
-        """Begin a sequence, from which on the tokens so far count."""
         if self.counts is not None:
             self.factors = self._factors(*self.counts)
 

@@ -156,7 +156,6 @@ class Auditor:
         return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, suspected=other, steps=steps)
 
     def _check_length(self, n: int, more: bool) -> None:
-        """Record a wrong length, once for each sequence, of which `n` tokens are added."""
         if self.max_new_tokens is None or self.wrong_length:
             return
         length = self.offset + n
@@ -177,7 +176,6 @@ class Auditor:
                 self._violation("impossible", self.tokens + at + 1, 1)
 
     def _violation(self, name: str, after: int, count: int) -> None:
-        """Record violations, the first one known after `after` tokens, unless ignored."""
         if name in self.ignored:
             return
         self.violations[name] = self.violations.get(name, 0) + count
@@ -301,7 +299,6 @@ def _positions(group: int) -> str:
 def _summed(
     index: NDArray[np.int64], gains: NDArray[np.float64], name: Callable[[int], str]
 ) -> list[tuple[str, int, float]]:
-    """The twenty groups with the largest sums."""
     groups, inverse, counts = np.unique(index, return_inverse=True, return_counts=True)
     sums = np.bincount(inverse, gains)
     best = np.argsort(-sums, kind="stable")[:20]

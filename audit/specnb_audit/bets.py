@@ -128,7 +128,6 @@ class RowBets(NamedTuple):
     step_positions: NDArray[np.int64]
 
     def without(self, ignored: Collection[str]) -> RowBets:
-        """The bets whose alternative is not in `ignored`."""
         kept = [number for number, name in enumerate(self.alternatives) if name not in ignored]
         return self._replace(alternatives=[self.alternatives[at] for at in kept], ratios=self.ratios[:, kept])
 
@@ -164,7 +163,6 @@ class Bets:
             self.whole_sequences.learn()
 
     def bets_on(self, row: Row) -> RowBets:
-        """The bets on a checked `row` of the sequence begun last."""
         tokens = torch.as_tensor(row.tokens, device=row.p.device)
         row, q_interval, q_mass = _with_p_where_nothing_was_drafted(row), None, None
         p_interval = CumulativeMass(row.p).interval(tokens)
@@ -281,7 +279,6 @@ class Bets:
             yield "same-tokens", np.where(expected >= 0, hit, 1.0)
 
     def _same_race(self, p: Tensor, tokens: Tensor) -> Array:
-        """Compares with the reference sequence at the same offset."""
         n, start, reference = len(tokens), len(self.sequence.tokens), self.references[0]
         ids, probs = reference.likely()
         at = slice(start, start + n)
@@ -432,7 +429,6 @@ class _History:
         return Likely(*(np.concatenate(column) for column in zip(*self.races, strict=True)))
 
     def intervals(self, model: int, more: Interval | None = None) -> Interval:
-        """Of all tokens so far under p (`model` 0) or q (1), followed by `more`."""
         parts = [*self.pieces[model], *([] if more is None else [more])]
         if not parts:
             return Interval(np.empty(0), np.empty(0))

@@ -100,7 +100,6 @@ def _is_off(value: Any, off: Any) -> bool:
 
 
 def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution that `sampling` makes of already penalised `logits` `(..., vocab)`."""
     if not isinstance(sampling, Claimed) or sampling.temperature == 0:
         return standardise(logits, sampling)
     for name in sampling.order:
@@ -200,7 +199,6 @@ def _with(logits: Tensor, token: int, own: float) -> Tensor:
 
 
 def _weakest(logits: Tensor, sampling: Sampling, name: str) -> float:
-    """The smallest logit that top-k or min-p keeps."""
     if name == "top-k":
         assert sampling.top_k is not None
         return float(logits.topk(min(sampling.top_k, len(logits))).values[-1])

@@ -107,7 +107,6 @@ def _largest(gaps: Gaps) -> list[float]:
 
 
 def _bar(report: Report) -> float:
-    """The decimal logarithm of an e-value that rejects for one alternative among all."""
     return math.log10(max(len(report.running_by_alternative), 1) / report.delta)
 
 

@@ -52,12 +52,10 @@ class Explanation:
 
     @property
     def cost(self) -> float:
-        """The time of a step, in plain steps."""
         return self.tokens / self.speedup
 
     @property
     def rest(self) -> Range:
-        """What `parts` leave of it."""
         value, high, low = (
             self.cost - sum(getattr(part, end) for part in self.parts.values()) for end in ("value", "low", "high")
         )

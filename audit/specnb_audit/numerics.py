@@ -166,7 +166,6 @@ def measure_numerics(
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy of `model` that computes as if it had been loaded in `dtype`."""
     copied: Any = copy.deepcopy(model)
     converted: PreTrainedModel = copied.to(dtype)
     for module, original in zip(converted.modules(), model.modules(), strict=True):
@@ -265,7 +264,6 @@ class ImpossibleTokens:
         return None if self._measure is None else self._measure()
 
     def add(self, one: Impossible) -> str:
-        """Record `one`; returns its class."""
         self.gaps.append((one.logit, one.mass))
         self.places.append((one.sequence, one.position))
         if self.numerics is not None and self.numerics.explains(one.logit, one.mass):
@@ -285,7 +283,6 @@ class ImpossibleTokens:
         return 0.0 if largest is None or self.counts["violations"] else largest.noise
 
     def move(self, name: str, *others: str) -> None:
-        """Move the tokens of the classes `others` to the class `name`."""
         for other in others:
             self.listed[name] = [*self.listed[name], *self.listed[other]][:LISTED]
             self.counts[name] += self.counts[other]

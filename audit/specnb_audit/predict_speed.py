@@ -51,7 +51,6 @@ class Prediction:
 
     @property
     def speedup(self) -> Range:
-        """Over plain decoding of the same batch."""
         value, low, high = (sum(getattr(part, end) for part in self.parts.values()) for end in ("value", "low", "high"))
         return Range(self.tokens.value / value, self.tokens.low / high, self.tokens.high / low)
 

@@ -107,7 +107,6 @@ class Report:
 
     @property
     def rejected(self) -> bool:
-        """Whether exactness is rejected at the rate `delta`."""
         return self.found_after is not None
 
     @property
@@ -181,7 +180,6 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """The outcome in one sentence."""
         if self.verdict == "dependent":
             return (
                 f"DEPENDENT after {self._found_after}: rows share noise, as equal seeds give it; those that share none "
@@ -228,7 +226,6 @@ class Report:
         return lines if self.numerics is None else [*lines, f"numerics: {self.numerics}"]
 
     def _detectable_lines(self) -> list[str]:
-        """What "no deviation was found" rules out, kind by kind."""
         if not self.detectable:
             return []
         if self.certain:
@@ -256,7 +253,6 @@ class Report:
 
     @property
     def _explained(self) -> list[str]:
-        """The violations, and the three alternatives with the most evidence."""
         threshold = -math.log10(self.delta) / 2
         return [*self.violations, *[name for name, value in self.by_alternative.items() if value > threshold][:3]]
 
@@ -282,7 +278,6 @@ class Report:
         return self.control is not None and self.control.alike and bool(self.control.control.impossible_summary)
 
     def _numerics_lines(self) -> list[str]:
-        """What the outcome `numerics` rests on, its own error rate, and what to do."""
         if not self.undeclared:
             return [
                 f"  an engine whose numerics are of the measured size is called rejected with probability at most "

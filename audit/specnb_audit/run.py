@@ -64,7 +64,6 @@ class Settings:
         undeclared: Callable[[], Numerics] | None = None,
         more: Sequence[str] = (),
     ) -> Auditor:
-        """A new auditor with these settings that also ignores the kinds `more`."""
         ignored = (*self.ignore, *more)
         return Auditor(self.delta, self.seed, self.eos, self.max_new_tokens, numerics, undeclared, ignored)
 
@@ -273,7 +272,6 @@ def _with_control(
 def _explained(
     report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]
 ) -> Report:
-    """The report with what is wrong with the sequences, and what may explain a finding."""
     checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
     if report.verdict in ("not rejected", "dependent") or report.cause:
         return replace(report, checks=checks)

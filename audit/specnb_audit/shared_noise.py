@@ -50,8 +50,6 @@ def repeated_noise_lag(models: Models, completions: Sequence[Completion]) -> tup
 
 
 class _Seen:
-    """What is kept of a sequence to compare later ones with."""
-
     def __init__(self, p: torch.Tensor, tokens: torch.Tensor) -> None:
         self.tokens = tokens
         self.interval = CumulativeMass(p).interval(tokens)

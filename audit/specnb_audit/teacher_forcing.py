@@ -249,7 +249,6 @@ def _in_pieces(
 
 
 def _forward(model: PreTrainedModel, ids: Tensor, vocab: int | None, keep: int, **more: Any) -> tuple[Tensor, Any]:
-    """The last `keep` logits `(batch, keep, vocab)`, and the cache."""
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         more["logits_to_keep"] = keep
     token_map = TokenMap(model, vocab)
@@ -325,7 +324,6 @@ def agrees_in_pieces(model: PreTrainedModel) -> bool:
 
 
 def _mean_difference(logits: Tensor, other: Tensor) -> float:
-    """The mean total variation between the distributions of logits `(..., vocab)`."""
     return float(total_variation(probabilities(logits), probabilities(other)).mean())
 
 

@@ -29,8 +29,6 @@ LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
 
 class Sequence(NamedTuple):
-    """One sequence of a file: its file and line, and what the line gives."""
-
     where: str
     prompt: list[int]
     tokens: list[int]
@@ -157,7 +155,6 @@ def _allowed(entries: dict[str, Any], where: str) -> list[Any] | None:
 
 
 def _logprobs(entries: dict[str, Any], where: str, n: int) -> list[float | None] | None:
-    """The log-probabilities; those of an OpenAI-compatible answer are in `token_logprobs`."""
     value = entries.get("logprobs")
     value = value.get("token_logprobs") if isinstance(value, dict) else value
     if value is None:
@@ -176,7 +173,6 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _renamed(entries: dict[str, Any], where: str) -> dict[str, Any]:
-    """The entries of a line under the names used here."""
     outputs = entries.get("outputs")
     if isinstance(outputs, list) and len(outputs) > 1:
         raise ValueError(f"{where} has {len(outputs)} outputs; {ONE_EACH}: write a line for each, with its prompt")

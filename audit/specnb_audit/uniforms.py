@@ -94,7 +94,6 @@ class CumulativeMass:
         self.total = rising[:, -1]
 
     def ends(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The mass before and after each of `tokens` `(n,)`."""
         block, position = tokens // BLOCK, tokens % BLOCK
         inside = torch.nn.functional.pad(self._inside(block), (1, 0))
         start, stop = (self.starts.gather(-1, at[:, None])[:, 0] for at in (block, block + 1))

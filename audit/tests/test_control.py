@@ -56,17 +56,6 @@ def test_what_the_control_has_too_is_the_engines() -> None:
     assert exact_again.control.source is None
 
 
-def test_a_control_that_is_too_short_decides_nothing() -> None:
-    cold = normalise(TABLE**1.5)
-    here, there = (
-        [Completion([0], list(sample_row(cold, cold, 60, seed + row).tokens)) for row in range(count)]
-        for seed, count in ((0, 12), (100, 1))
-    )
-    found = run(here, there).control
-    assert found is not None
-    assert (found.source, "sharper" in found.undecided) == (None, True)
-
-
 def test_impossible_tokens_as_in_a_control_that_is_explained_are_excused() -> None:
     """The control's are within the numerics of bfloat16, and those of speculation are up to twice
     as large."""

@@ -159,22 +159,3 @@ def test_the_class_of_a_token_is_what_explains_its_gaps(
 
 
 # What is known of the engine
-
-
-def test_numerics_are_given_or_measured_where_there_is_something_to_measure() -> None:
-    model, texts = llama(), [Completion([1], []), Completion([1], [0, 1, 2])]
-
-    def coin(prefix: tuple[int, ...]) -> list[float]:
-        return [0.5, 0.5]
-
-    for tolerance in (0.0, 0.3):
-        given = Engine(torch.bfloat16, tolerance, positions=4).numerics(model, texts, Sampling(0.5))
-        assert given == (given_numerics(tolerance, Sampling(0.5)), None)
-        assert Engine(None, tolerance, positions=0).numerics(coin, [], Sampling(0.5)) == given
-    for target, completions, positions in ((coin, texts, 4), (model, texts[:1], 4), (model, texts, 0), (model, [], 4)):
-        assert Engine(positions=positions).numerics(target, completions, Sampling()) == (None, None)
-    for positions in (1, 2):
-        numerics, _ = Engine(positions=positions).numerics(model, texts, Sampling(0.5))
-        assert numerics == measure_numerics(model, texts, Sampling(0.5), positions)
-        assert numerics is not None
-        assert numerics.positions == positions

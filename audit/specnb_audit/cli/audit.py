@@ -34,7 +34,6 @@ STDIN = Path("-")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audit, print the report, and return the exit status."""
     report = _audited(options)
     print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
     return 1 if report.rejected else INTERRUPTED if report.interrupted else UNDECIDED if report.undecided else 0
@@ -86,7 +85,6 @@ def _claimed(options: argparse.Namespace) -> Sampling:
 
 
 def _bias(words: str) -> tuple[str, float]:
-    """The token and the bias of `ID:BIAS`."""
     token, _, bias = words.partition(":")
     try:
         return str(int(token)), float(bias)
@@ -153,7 +151,6 @@ def _require_device(name: str) -> None:
 
 
 def _requirement(words: str) -> tuple[str, float]:
-    """The kind and the total variation of `KIND:TV`."""
     kind, _, size = words.rpartition(":")
     try:
         distance = float(size)

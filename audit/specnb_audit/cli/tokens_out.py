@@ -63,7 +63,6 @@ def complete_lines(file: Path, prompts: Sequence[Sequence[int]], settings: dict[
 
 
 def parsed(words: str | bytes) -> dict[str, Any] | None:
-    """The JSON object in `words`, or None."""
     try:
         found = json.loads(words)
     except (ValueError, RecursionError):

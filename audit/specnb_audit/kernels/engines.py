@@ -124,8 +124,6 @@ def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any
 
 
 def winners(race: Tensor, weights: Tensor) -> Tensor:
-    """The tokens with the smallest noise / weight, samples of `weights` if the noise is
-    exponential."""
     return (race / weights).argmin(-1)
 
 
@@ -246,7 +244,6 @@ def _generator(names: dict[str, Any], uniforms: Tensor, races: Tensor) -> Iterat
 
 
 def _filled(like: Any, numbers: Any) -> Any:
-    """A tensor of Triton's interpreter with these numbers."""
     made = like.to(_interpreter()["tl"].float32)
     made.handle.data = numbers.astype(np.float32)
     return made

@@ -134,7 +134,6 @@ class Enumeration:
         return self.emitted([(row + 1) % len(self.p), *[row] * len(noise)], [*noise[:1], *noise])[1:]
 
     def emitted(self, rows: list[int], noise: list[Noise]) -> list[Tokens]:
-        """What is emitted with the draft tokens of `rows` and this noise."""
         uniforms = torch.tensor([one for one, _ in noise], dtype=torch.float64).reshape(len(rows), len(self.uniforms))
         races = torch.stack([race for _, race in noise])
         tokens = self.sampler(Steps(self.p[rows], self.drafts.q[rows], self.drafts.tokens[rows], uniforms, races))
@@ -223,7 +222,6 @@ class Enumeration:
         return races
 
     def surprises(self, cells: list[list[Cell]], draws: int, seed: int) -> int:
-        """How many random steps emit something else than predicted."""
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randint(len(self.p), (draws,), generator=generator).tolist()
         uniforms = torch.rand(draws, len(self.uniforms), generator=generator, dtype=torch.float64).tolist()
@@ -235,7 +233,6 @@ class Enumeration:
         return wrong
 
     def compared(self, emitted: Emissions, resolution: float) -> tuple[float, float, Tokens, float]:
-        """The first four fields of `Found`."""
         joint = completed({key: p for key, p in emitted.items() if key and -1 not in key}, self.target, self.length)
         off = (joint - joint_distribution(self.target, self.length)).abs().sum() + (1 - joint.sum()).clamp_min(0)
         found: dict[Tokens, float] = {(): 1.0}
