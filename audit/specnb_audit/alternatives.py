@@ -148,8 +148,7 @@ class Verification:
         self.residual = residual(p, q)
 
     def emitted(self, sampled: Tensor) -> Tensor:
-        """The distribution `(..., n, C)` of the emitted token if the draft token is from `sampled`.
-        """
+        """The distribution `(..., n, C)` of the emitted token if the draft token is from `sampled`."""
         return _completed(sampled * self.accept_prob, self.residual)
 
 
@@ -299,8 +298,7 @@ def top_tokens(score: Tensor, count: int) -> Tensor:
 
 
 def greater_mask(a: Tensor, b: Tensor) -> Tensor:
-    """1 where a > b and 0 elsewhere, in the dtype of a: faster to multiply by than `torch.where`.
-    """
+    """1 where a > b and 0 elsewhere, in the dtype of a: faster to multiply by than `torch.where`."""
     return torch.gt(a, b, out=a.new_empty(torch.broadcast_shapes(a.shape, b.shape)))
 
 

@@ -102,8 +102,7 @@ class Auditor:
 
     @torch.no_grad()
     def add(self, row: Row) -> None:
-        """Audit one row. Raises `ValueError` if its tokens and distributions do not fit together.
-        """
+        """Audit one row. Raises `ValueError` if its tokens and distributions do not fit together."""
         _require_row(row)
         if not row.continues:
             self.sequences, self.offset = self.sequences + 1, 0

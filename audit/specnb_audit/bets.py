@@ -363,8 +363,7 @@ class Bets:
 
 
 def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _History | None:
-    """The last sequence of `key`, which `sequence` becomes now; forgets the key seen longest ago.
-    """
+    """The last sequence of `key`, which `sequence` becomes now; forgets the key seen longest ago."""
     before = last.pop(key, None)
     last[key] = sequence
     if len(last) > KEPT:

@@ -157,8 +157,7 @@ class Report:
 
     @property
     def by_alternative(self) -> dict[str, float]:
-        """Decimal logarithm of each alternative's e-value, the largest first (but see `GENERAL`).
-        """
+        """Decimal logarithm of each alternative's e-value, the largest first (but see `GENERAL`)."""
         last = {name: float(values[-1]) for name, values in self.running_by_alternative.items()}
         return dict(sorted(last.items(), key=lambda item: -item[1] / GENERAL.get(item[0], 1.0)))
 
@@ -316,8 +315,7 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The report in JSON types, without the arrays per token; infinities and NaN are strings.
-        """
+        """The report in JSON types, without the arrays per token; infinities and NaN are strings."""
         names = (
             "headline", "checks", "verdict", "rejected", "undecided", "diagnosis", "delta", "tokens", "sequences",
             "left_out", "found_after", "interrupted", "log10_e", "log10_e_peak",

@@ -18,7 +18,6 @@ from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.auditor import Auditor, end_tokens
 from specnb_audit.bets import Bets, CutoffGap, Row, steps_between
 from specnb_audit.numerics import Numerics
-from specnb_audit.report import VIOLATIONS
 
 
 def audited(rows: list[Row], **settings: object) -> Auditor:

@@ -3,9 +3,6 @@ is refused."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 

@@ -11,11 +11,11 @@ import torch
 from reports import report
 from samplers import sample_row, tables
 
-from specnb.distributions import Sampling, normalise
+from audit_studies.bugs.step import inverted_residual
+from specnb.distributions import Sampling
 from specnb.rules import Rule, token_verification
 from specnb_audit import Auditor, Engine, audit
-from audit_studies.bugs.step import inverted_residual
-from specnb_audit.control import Side, compare_with_control, found_kinds, more_p_value, side_of
+from specnb_audit.control import Side, compare_with_control, more_p_value, side_of
 from specnb_audit.numerics import Numerics
 from specnb_audit.report import Report
 from specnb_audit.run import Settings, audit_completions

@@ -14,7 +14,7 @@ from samplers import depending, raced
 from tiny import llama
 
 from specnb.distributions import Sampling
-from specnb_audit import Auditor, Constraints, audit, explanations
+from specnb_audit import Auditor, Constraints, audit
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed
 from specnb_audit.explanations import audited, checks_of, dependent_sequences, likelier_settings

@@ -3,9 +3,6 @@ executed alone."""
 
 from __future__ import annotations
 
-import zipfile
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +11,7 @@ from specnb.distributions import sample
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import Outcome, Rule, block_verification, lenient_verification, token_verification
 from specnb_audit.kernels.enumeration import Enumeration, Found, Steps, random_distributions, won_together
-from specnb_audit.kernels.source import load, open_wheel
+from specnb_audit.kernels.source import load
 
 P, Q = (random_distributions(3, key) for key in range(2))
 GAMMA = 2

@@ -13,21 +13,18 @@ import torch
 from distributions_for_tests import distribution_pair
 from tiny import llama, near_copy
 
-from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
-from specnb.distributions import Conditional, Sampling, residual
-from specnb.drafters import ModelDrafter
-from specnb.rules import Rule
-from specnb.sampler import generate as plain_generate
-from audit_studies.bugs import known_bugs as registry
-from audit_studies.bugs.step import merged_distribution, step_bugs
 from audit_studies.bugs.known_bugs import (
     EXACT,
-    HELD_OUT_BUGS,
     KNOWN_BUGS,
     MORE_BUGS,
     generate,
     known_bugs,
 )
+from audit_studies.bugs.step import merged_distribution, step_bugs
+from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
+from specnb.distributions import Conditional, Sampling, residual
+from specnb.rules import Rule
+from specnb.sampler import generate as plain_generate
 
 VOCAB, GAMMA = 4, 2
 NOT_ENUMERABLE = {"one-uniform", "reseeded", "inverted-residual", "lenience-left-on", "unverified", "merged-children"}

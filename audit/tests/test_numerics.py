@@ -3,21 +3,15 @@ explain."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny import gpt2, llama
-from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, standardise, total_variation
 from specnb_audit import numerics
-from specnb_audit.claimed import claimed_probs
-from specnb_audit.engine import Engine
 from specnb_audit.numerics import (
     Impossible,
     ImpossibleTokens,

@@ -3,9 +3,7 @@ without them."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from specnb.distributions import Sampling, sample, standardise
 from specnb_audit import Aim, Engine, audit, teacher_forcing
 from specnb_audit.claimed import Claimed, claimed_sampling
-from specnb_audit.numerics import impossible_rate
 from specnb_audit.penalties import NO_PENALTIES, Penalties, penalised
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows

@@ -12,11 +12,11 @@ import torch
 from samplers import audit_of, sample_row, sampled_rows, tables, zipf_tables
 from torch import Tensor
 
+from audit_studies.bugs.step import argmax_distribution, inverted_residual, no_residual, one_uniform
+from audit_studies.bugs.verification import biased, suppressed
 from specnb.distributions import Sampling, normalise, sample, standardise
 from specnb.rules import Outcome, lenient_verification, token_verification
 from specnb_audit.bets import Row
-from audit_studies.bugs.step import argmax_distribution, inverted_residual, no_residual, one_uniform
-from audit_studies.bugs.verification import biased, suppressed
 from specnb_audit.claimed import Claimed, claimed_probs
 
 P, _ = zipf_tables()

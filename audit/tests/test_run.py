@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -18,17 +17,14 @@ from specnb.distributions import Sampling, sample
 from specnb.rules import Outcome, token_verification
 from specnb.sampler import generate
 from specnb_audit import (
-    Aim,
     Auditor,
     Engine,
-    api,
     assert_exact,
     audit,
     audit_distributions,
     run,
 )
 from specnb_audit.bets import Row
-from specnb_audit.numerics import Numerics
 from specnb_audit.report import Report
 from specnb_audit.run import Settings, audit_completions
 from specnb_audit.teacher_forcing import Completion, Models

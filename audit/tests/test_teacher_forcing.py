@@ -4,14 +4,13 @@ in pieces."""
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tiny import ARCHITECTURES, llama, next_distributions
-from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from specnb.distributions import Sampling
 from specnb_audit import teacher_forcing

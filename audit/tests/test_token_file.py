@@ -13,7 +13,6 @@ import torch
 from tiny import llama, near_copy
 
 from specnb import generate
-from specnb_audit import token_file
 from specnb_audit.token_file import Seeds, Sequence, lines_of, read_stream, read_tokens, save_tokens
 
 GOOD = '{"prompt": [1], "tokens": [2]}'

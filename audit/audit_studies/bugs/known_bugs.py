@@ -15,16 +15,16 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from audit_studies.bugs.bug import Bug
+from audit_studies.bugs.loop import LOOP_BUGS, Reseeded
+from audit_studies.bugs.step import FILTERS, step_bugs
+from audit_studies.bugs.verification import MORE_BUGS as MORE_BUGS
 from specnb.cache import CachedModel
 from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.rules import Outcome
 from specnb.sampler import Generation, Hooks
 from specnb.sampler import generate as decode
-from audit_studies.bugs.bug import Bug
-from audit_studies.bugs.loop import LOOP_BUGS, Reseeded
-from audit_studies.bugs.step import FILTERS, step_bugs
-from audit_studies.bugs.verification import MORE_BUGS as MORE_BUGS
 
 
 def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:

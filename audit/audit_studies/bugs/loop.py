@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from audit_studies.bugs.bug import Bug
 from specnb.cache import CachedModel
 from specnb.distributions import Uniforms
 from specnb.drafters import Proposal
 from specnb.rules import Outcome, token_verification
 from specnb.step import IDLE, Batch, State
-from audit_studies.bugs.bug import Bug
 
 # The end of a sequence, and acceptance.
 

@@ -9,13 +9,12 @@ one, by theme.
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor
 
+from audit_studies.bugs.bug import Bug, Change
 from specnb.distributions import Sampling, normalise, one_hot, residual, sample, standardise
 from specnb.rules import Outcome, lenient_verification, token_verification
-from audit_studies.bugs.bug import Bug, Change
 
 LENIENCE = 0.9
 UNVERIFIED = 0.02

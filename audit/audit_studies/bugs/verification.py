@@ -12,8 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specnb.distributions import Sampling, normalise, residual, sample
-from specnb.rules import Outcome, block_verification, token_verification
 from audit_studies.bugs.bug import Bug, Change, registered
 from audit_studies.bugs.step import (
     accepting_where,
@@ -26,6 +24,8 @@ from audit_studies.bugs.step import (
     sampled_as,
     without_bonus,
 )
+from specnb.distributions import Sampling, normalise, residual, sample
+from specnb.rules import Outcome, block_verification, token_verification
 from specnb_audit.claimed import Claimed, claimed_probs
 
 ADDED, EPSILON, CERTAIN, DISCARDED = 0.05, 1e-3, 0.2, 0.05

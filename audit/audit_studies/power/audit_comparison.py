@@ -20,6 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from audit_studies.bugs.bug import Bug
+from audit_studies.bugs.known_bugs import EXACT, MORE_BUGS, known_bugs
+from audit_studies.bugs.step import leading
 from audit_studies.power import relatives
 from audit_studies.power.compared_samples import (
     FIRST_IS_ARGMAX,
@@ -41,9 +44,6 @@ from specnb.loading import Pair
 from specnb.rules import Outcome
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import Row
-from audit_studies.bugs.bug import Bug
-from audit_studies.bugs.step import leading
-from audit_studies.bugs.known_bugs import EXACT, MORE_BUGS, known_bugs
 from studies.study import Study
 
 ALPHA = 1 / (relatives.PERMUTATIONS + 1)  # the smallest level that the permutation test reaches

@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from audit_studies.bugs.bug import Bug
+from audit_studies.bugs.known_bugs import EXACT, generate
 from audit_studies.power.engine_checks import at_temperature_0
 from audit_studies.power.random_pair import VOCAB
 from specnb.distributions import Sampling, overlap
 from specnb.loading import Pair
 from specnb.sampler import generate as plain_generate
 from specnb_audit.bets import Row
-from audit_studies.bugs.bug import Bug
-from audit_studies.bugs.known_bugs import EXACT, generate
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from specnb_audit.uniforms import transform
 

@@ -1,5 +1,4 @@
-"""`specnb-audit predict` and `specnb-audit explain`: speed-ups from reported figures and from logs.
-"""
+"""`specnb-audit predict` and `specnb-audit explain`: speed-ups from reported figures and from logs."""
 
 from __future__ import annotations
 

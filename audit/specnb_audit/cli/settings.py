@@ -49,8 +49,7 @@ class Settings:
         _require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
 
     def seed_of(self, prompt: int) -> int:
-        """The seed of prompt number `prompt`: different for all prompts of a run, and below 2^31.
-        """
+        """The seed of prompt number `prompt`: different for all prompts of a run, and below 2^31."""
         return (self.seed * SEED_STRIDE + prompt) % 2**31
 
 

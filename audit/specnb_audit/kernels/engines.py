@@ -108,8 +108,7 @@ def _interpreter() -> dict[str, Any]:
 
 
 def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Stands in for vLLM's decorator: a function that returns grid and constants starts `kernel`.
-    """
+    """Stands in for vLLM's decorator: a function that returns grid and constants starts `kernel`."""
 
     def decorate(dispatch: Callable[..., Any]) -> Callable[..., None]:
         def launch(*args: Any, **named: Any) -> None:

@@ -32,8 +32,7 @@ class Wheel(NamedTuple):
 
 
 def open_wheel(path: Path, names: Collection[str]) -> Wheel:
-    """The wheel at `path`. Raises `ValueError` for anything else, and for packages not in `names`.
-    """
+    """The wheel at `path`. Raises `ValueError` for anything else, and for packages not in `names`."""
     name, *rest = path.name.split("-")
     if path.suffix != ".whl" or not rest or not zipfile.is_zipfile(path):
         raise ValueError(f"{path} {'is no wheel' if path.exists() else 'is missing'}; give a file NAME-VERSION-....whl")

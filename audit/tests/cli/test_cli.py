@@ -10,7 +10,6 @@ import functools
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys

@@ -3,7 +3,6 @@ without token ids."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import threading
 import time

@@ -1,29 +1,26 @@
 """The studies of the audit's power on small samples: what each test finds, and what their tables
 count."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from samplers import sample_row, tables
 from tiny import llama, near_copy, without_tokenizer
 
+from audit_studies.bugs.known_bugs import EXACT, KNOWN_BUGS
 from audit_studies.engines import engines
-from audit_studies.power import audit_comparison, bug_suite, false_alarms, relatives
+from audit_studies.power import audit_comparison, bug_suite, false_alarms
 from audit_studies.power.audit_comparison import ALPHA, SUITE, block_of_tests, counted, pieces, tokens_to_detection
-from audit_studies.power.bug_suite import BUG_SUITE, GROUP, Audited, audited, summary
-from audit_studies.power.compared_samples import LENGTH, ends_of, judge, rows_of, sampled
+from audit_studies.power.bug_suite import BUG_SUITE, audited
+from audit_studies.power.compared_samples import LENGTH
 from audit_studies.power.engine_checks import CHECKS, emitted, exercised, greedy_passes
-from audit_studies.power.false_alarms import MIXED, ExactEngine, exact_engine, resampled, run_audits
+from audit_studies.power.false_alarms import ExactEngine, run_audits
 from audit_studies.power.random_pair import random_pair
 from specnb.distributions import Sampling
-from specnb.loading import Pair, load_pair
+from specnb.loading import Pair
 from specnb.statistics import goodness_of_fit
-from audit_studies.bugs.known_bugs import EXACT, KNOWN_BUGS
-from specnb_audit.numerics import given_numerics
 from specnb_audit.token_file import read_tokens
 
 P, Q = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]))
