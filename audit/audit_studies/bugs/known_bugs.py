@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -57,7 +58,10 @@ class BuggyDrafter(ModelDrafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         draft_tokens, q = super().propose(context, uniforms)
-        return Proposal(draft_tokens, self.bug.q(q) if self.bug.q else q)
+        q = self.bug.q(q) if self.bug.q else q
+        # The loop refuses a q of 0 at its own token; an implementation with the bug goes on.
+        at = draft_tokens[..., None]
+        return Proposal(draft_tokens, q.scatter(-1, at, q.gather(-1, at).clamp_min(torch.finfo(q.dtype).tiny)))
 
 
 def generate(
