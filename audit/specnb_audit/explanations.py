@@ -168,8 +168,8 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
             free and after > 0,
         f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
         "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1,
-        f"the target has longrope, with other factors beyond {limit} tokens: each sequence is compared with those of its "
-        "whole length, and an engine may choose by another length": finding and limit != most,
+        f"the target has longrope, with other factors beyond {limit} tokens: each sequence is compared with those of "
+        "its whole length, and an engine may choose by another length": finding and limit != most,
         f"no prompt begins with the model's begin-of-text token {bos}; did the model see one?":
             finding and bos is not None and begun == 0 and total > 0,
     }  # fmt: skip
