@@ -219,13 +219,6 @@ def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: floa
         assert mean == pytest.approx(1)
 
 
-def test_a_row_without_mass_has_empty_intervals() -> None:
-    mass = torch.tensor([[0.0, 0.0], [1.0, 3.0], [0.0, 0.0]])
-    found = CumulativeMass(mass).interval(torch.tensor([0, 1, 1]))
-    assert (found.low.tolist(), found.high.tolist()) == ([0, 0.25, 0], [0, 1, 0])
-    assert found.width.tolist() == [0, 0.75, 0]
-
-
 @given(KEYS)
 @examples
 def test_a_uniform_reused_in_a_step_is_a_fair_bet(key: tuple[str, int, int]) -> None:

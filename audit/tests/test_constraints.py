@@ -37,7 +37,6 @@ def sampled(possible: dict[int, list[int]], forced: dict[int, int], n: int = 12,
 
 
 NO_END, SOME = [0, 1, 2, 3, 4], [0, 2, 3]
-LISTS = [None, [1, 2], None, [0], *[None] * 8]
 CASES: dict[str, tuple[dict[int, list[int]], dict[int, int], Constraints]] = {
     "forced": (dict.fromkeys(range(12), NO_END), {4: 1}, Constraints(forced=[4], allowed=NO_END)),
     "min_tokens": (dict.fromkeys(range(4), NO_END), {}, Constraints(min_tokens=4)),

@@ -37,18 +37,6 @@ def test_what_predict_adds_up_explain_takes_apart(tokens: float, c: float, v: fl
     assert whole.rest_is == "the prompt"
 
 
-def test_what_is_not_given_stays_in_the_rest() -> None:
-    bare = explain(speedup=2.0, tokens_per_step=3.0)
-    assert (bare.cost, bare.parts, bare.rest.value) == (1.5, {}, 1.5)
-    assert bare.rest_is == "drafting, verification, overhead and the prompt"
-    # Of these, drafting needs the number of draft tokens, too.
-    assert explain(speedup=2.0, tokens_per_step=3.0, cost_ratio=0.1).parts == {}
-    assert explain(speedup=2.0, tokens_per_step=3.0, cost_ratio=0.1, draft_passes=1).parts["drafting"].value == 0.1
-    rates = explain(speedup=1.0, per_position=[0.8, 0.5], verify_cost=lambda n: n / 2)
-    assert (rates.tokens, rates.parts["verification"].value) == (2.3, 1.5)
-    assert explain(speedup=1.0, acceptance_rate=0.5, gamma=4).tokens == 3.0
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
@@ -108,15 +96,6 @@ def test_the_interval_covers_the_cost_as_often_as_it_says() -> None:
         held += [part.low <= truth <= part.high for part, truth in truths]
     # 95% of 200 is 190; below 180 with a probability of less than 1e-4.
     assert (held >= 180).all(), held
-
-
-def test_a_line_without_drafts_is_plain_decoding_and_without_one_there_are_milliseconds() -> None:
-    lines = lines_of(1.2, 0.1, 0.7, [2, 4], plain=50.0)
-    assert fit_steps([(0, 1, 50.0), *lines]) == fit_steps(lines, plain=50.0)
-    bare = fit_steps(lines)
-    assert (bare.fixed.value, bare.per_token.value) == pytest.approx((1.2 * 20, 0.1 * 20))
-    assert (bare.speedup, bare.break_even) == (None, None)
-    assert "needs plain, its tokens per second" in str(bare)
 
 
 def test_steps_that_seem_to_become_cheaper_cost_the_same_at_every_gamma() -> None:

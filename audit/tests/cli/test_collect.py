@@ -220,39 +220,6 @@ def test_a_file_of_something_else_is_never_changed(server: Server, old: bytes, t
     assert out.read_bytes() == old
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--url", "http://127.0.0.1:9", "--retries", "0"], "127.0.0.1:9/v1/models failed 1 times"),
-        (["--url", "name"], "is no URL"),
-        (["--temperature", "-1"], "temperature is -1.0; it must be 0 (greedy) or positive and finite"),
-        (["--out", "prompts.jsonl"], "is the file of prompts; give another file for the tokens"),
-        (["--prompts", "words.jsonl"], "words.jsonl, line 1 is not JSON"),
-        (["--extra", "[1]"], "give a JSON object"),
-    ],
-)
-def test_bad_arguments_of_the_command(
-    server: Server,
-    given: list[str],
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("prompts.jsonl").write_text("[1]\n")
-    Path("words.jsonl").write_text("nothing\n")
-    usual = ["collect", "--url", server.url, "--prompts", "prompts.jsonl", "--out", "tokens.jsonl"]
-    status: object
-    try:
-        status = cli.main([*usual, *given])
-    except SystemExit as left:
-        status = left.code
-    assert status == 2
-    assert words in capsys.readouterr().err
-    assert not Path("tokens.jsonl").exists()
-
-
 def test_a_local_server_is_asked_past_a_proxy(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another one is not, and then the error names the proxy."""
     for name in ("http_proxy", "HTTP_PROXY"):

@@ -1,12 +1,9 @@
 """The studies of the audit's power on small samples: what each test finds, and what their tables
 count."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from samplers import sample_row, tables
 from tiny import llama, near_copy, without_tokenizer
 
 from audit_studies.bugs.known_bugs import EXACT, KNOWN_BUGS
@@ -16,9 +13,7 @@ from audit_studies.power.audit_comparison import ALPHA, SUITE, block_of_tests, c
 from audit_studies.power.bug_suite import BUG_SUITE, audited
 from audit_studies.power.compared_samples import LENGTH
 from audit_studies.power.engine_checks import CHECKS, emitted, exercised, greedy_passes
-from audit_studies.power.false_alarms import ExactEngine, run_audits
 from audit_studies.power.random_pair import random_pair
-from specnb.distributions import Sampling
 from specnb.loading import Pair
 from specnb.statistics import goodness_of_fit
 from specnb_audit.token_file import read_tokens
@@ -115,21 +110,6 @@ def test_greedy_equality_sees_caches_and_no_sampling_bug(tiny_pair: Pair) -> Non
 
 
 # Exact samplers
-
-
-def engine_of(rows: int, n: int) -> ExactEngine:
-    made = [replace(sample_row(*tables(seed), n, seed), steps=None) for seed in range(rows)]
-    return ExactEngine(made, [row.p for row in made], [row.p.log() for row in made], Sampling())
-
-
-def test_exact_samplers_stay_below_what_ville_allows_and_others_do_not() -> None:
-    found = run_audits(engine_of(2, 100), range(40), progress=False).assign(setting="coins")
-    table = false_alarms.counted(found)
-    assert (table.alarms <= [11, 4, 2, 0] * 2).all()  # of 40, at rates of 1e-1, 1e-2, 1e-3 and 1e-6
-    assert (table.audits.eq(40) & table.tokens.eq(40 * 200)).all()
-    engine = engine_of(2, 500)
-    wrong = engine._replace(probs=[torch.softmax(2 * probs.log(), dim=-1) for probs in engine.probs])
-    assert run_audits(wrong, range(3), progress=False).rejected_at.eq(1e-6).all()
 
 
 def test_engines_without_speculation_are_audited_in_parts() -> None:
