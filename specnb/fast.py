@@ -390,7 +390,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*given)
 
     own.__code__ = own.__code__.replace()  # torch keeps what it compiled with this object
-    options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 

@@ -7,6 +7,7 @@ the same sequences.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.utils import logging
 
@@ -125,22 +126,30 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     Raises
     ------
     ValueError
-        If a tensor of the model or of the file is missing in the other, or a weight is not finite.
+        If the folder holds a draft head, a tensor of the model is missing in the file, the file has
+        one that the model does not know (but those of layers that predict further tokens, such as
+        `model.layers.46.eh_proj`), or a number in the weights is not finite.
 
     Examples
     --------
     >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
     """
+    folder = _folder(name)
+    if head := _draft_head(folder):
+        raise ValueError(
+            f"{str(name)!r} is {head}: it drafts from a target's hidden states and gives no distributions by itself"
+        )
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            _folder(name), dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     finally:
         if bar:
             logging.enable_progress_bar()
     model, info = loaded
+    info["unexpected_keys"] = _without_next_token_layers(info["unexpected_keys"])
     for key, what in (("missing_keys", "missing in the file"), ("unexpected_keys", "unknown to the model")):
         if info[key]:
             raise ValueError(
@@ -151,6 +160,28 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     if model.dtype == torch.float64:
         in_double(model)
     return model.to(torch.device(device))  # type: ignore[no-any-return]
+
+
+def _draft_head(folder: Path) -> str:
+    """What kind of draft head a folder holds, by its configuration; empty for a model."""
+    config = PreTrainedConfig.get_config_dict(folder)[0]
+    architectures = " ".join(config.get("architectures") or ())
+    if kind := config.get("speculators_model_type"):
+        return f"a draft head in the format of vLLM's speculators ({kind})"
+    if "dflash_config" in config or "DFlash" in architectures:
+        return "a DFlash drafter"
+    return f"an EAGLE{'-3' * ('Eagle3' in architectures)} head" if "Eagle" in architectures else ""
+
+
+def _without_next_token_layers(unknown: Iterable[str]) -> list[str]:
+    """The tensors `unknown` to the model but those of layers behind its last that predict further
+    tokens: `eh_proj` is theirs alone, so that a layer of the model itself is never left out.
+
+    >>> _without_next_token_layers(["model.layers.4.eh_proj.weight", "model.layers.4.enorm.weight", "model.layers.5.a"])
+    ['model.layers.5.a']
+    """
+    layers = tuple(key.removesuffix("eh_proj.weight") for key in unknown if key.endswith(".eh_proj.weight"))
+    return [key for key in unknown if not key.startswith(layers)]
 
 
 def _require_finite(name: str | Path, model: PreTrainedModel) -> None:

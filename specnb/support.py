@@ -193,5 +193,7 @@ def _target_tokens(tokens: Any, vocab: int, logits: int) -> NDArray[np.int64]:
     if outside:
         raise ValueError(f"tokens has {outside[0]}; it must hold the target's tokens, 0 to {vocab - 1}, or -1 for none")
     if not known or len(set(known)) < len(known):
-        raise ValueError(f"tokens is {shown(tokens)}; it must hold a token of the target, and each once")
+        advice = ": these look like offsets, as EAGLE-3's d2t has them; give torch.arange(len(d2t)) + d2t"
+        offsets = advice if known and numbers == sorted(known) else ""
+        raise ValueError(f"tokens is {shown(tokens)}; it must hold a token of the target, and each once{offsets}")
     return np.array(numbers)

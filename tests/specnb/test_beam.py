@@ -90,7 +90,7 @@ def test_planted_bugs_of_the_tree_change_the_beams_and_are_refused(monkeypatch: 
     model = tiny("gpt2")
     draft, prompts = near_copy(model, 0.05), [[1, 2, token] for token in range(VOCAB)]
     right = [beam_search(model, prompt, width=3, max_new_tokens=10).tokens for prompt in prompts]
-    monkeypatch.setattr(beam, "TreeModel", TREE_BUGS[bug].model)
+    monkeypatch.setattr(beam, "TreeModel", TREE_BUGS[bug])
 
     def made(prompt: list[int]) -> list[list[int]]:
         return beam_search(model, prompt, draft, width=3, gamma=2, max_new_tokens=10).tokens
