@@ -8,8 +8,9 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
-from notebooks.support.figures import AS_GIVEN, COLOURS, PAGE, POINTS, with_ends
+from notebooks.support.figures import AS_GIVEN, COLOURS, COLUMN, PAGE, POINTS, with_ends
 
 KINDS = {
     "tables and copies": COLOURS["muted"],
@@ -56,7 +57,7 @@ def _label(axis: Axes, rows: pd.DataFrame, top: float) -> None:
         )  # fmt: skip
 
 
-def spread(values: np.ndarray, gap: float, least: float) -> list[float]:
+def spread(values: NDArray[np.float64], gap: float, least: float) -> list[float]:
     """Places near the sorted `values`, at least `gap` apart and none below `least`.
 
     >>> spread(np.array([1.0, 1.0, 3.0]), 0.5, 0.0)
@@ -76,13 +77,11 @@ def _first(group: list[float], gap: float, least: float) -> float:
 
 
 def plot_lengths(lengths: pd.DataFrame) -> Figure:
-    """The speed of each rule of length over the best fixed one, with intervals, a panel for each
-    temperature."""
+    """The speed of each rule of length over the best fixed one, with intervals."""
     drawn = with_ends(lengths, "over_best", "over_best_low", "over_best_high")
-    figure, axes = plt.subplots(1, 2, figsize=(PAGE, 2.6), sharey=True, sharex=True, layout="constrained")
-    for axis, (temperature, rows) in zip(axes, drawn.groupby("temperature", sort=False), strict=True):
-        axis.axvline(1, color=COLOURS["muted"], linewidth=0.8)
-        sns.pointplot(rows, x="over_best", y="rule", color=COLOURS["measured"], ax=axis, **POINTS, **AS_GIVEN)
-        axis.set(xlabel="speed over the best fixed length", ylabel="", title=f"temperature {temperature:g}")
-    figure.suptitle("Stopping where a token no longer pays is as fast as the best fixed length, without choosing one", fontsize=8)
+    figure, axis = plt.subplots(figsize=(COLUMN, 2.6), layout="constrained")
+    axis.axvline(1, color=COLOURS["muted"], linewidth=0.8)
+    sns.pointplot(drawn, x="over_best", y="rule", color=COLOURS["measured"], ax=axis, **POINTS, **AS_GIVEN)
+    axis.set(xlabel="speed over the best fixed length", ylabel="")
+    figure.suptitle("Only the rule that knows the cost beats the best fixed length", fontsize=8)
     return figure
