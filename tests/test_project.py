@@ -90,7 +90,7 @@ def test_calls_say_what_a_notebook_reads() -> None:
 
 
 def test_the_configuration_says_of_notebooks_what_cannot_be_found() -> None:
-    config = yaml.safe_load((ROOT / "config.yml").read_text())["notebooks"]
+    config = yaml.safe_load((ROOT / "workflow/config.yml").read_text())["notebooks"]
     assert set(config) <= set(NOTEBOOKS)
     assert {key for entry in config.values() for key in entry} <= {"timed", "reads"}, "parameters are in the notebook"
     assert all(list(ROOT.glob(file)) for entry in config.values() for file in entry.get("reads", []))
