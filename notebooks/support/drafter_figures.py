@@ -31,7 +31,7 @@ def plot_costs(table: pd.DataFrame) -> Figure:
         for speed in (1, 1.5, 2):
             end = min(LONGEST, top / speed)
             axis.plot([1, end], [speed, speed * end], color="0.85", linewidth=0.8, zorder=0)
-            axis.annotate(f"{speed:g}x", (end, speed * end), (-2, 0), textcoords="offset points", ha="right", va="bottom",
+            axis.annotate(f"{speed:g}x", (end, speed * end), (-4, -1), textcoords="offset points", ha="right", va="top",
                           fontsize=7, color=COLOURS["muted"])  # fmt: skip
         spans = rows.melt(["drafter", "kind", "tokens_per_step"], ["free", "cost"], value_name="passes")
         sns.lineplot(spans, x="passes", y="tokens_per_step", hue="kind", units="drafter", estimator=None, palette=KINDS,
@@ -49,7 +49,7 @@ def plot_costs(table: pd.DataFrame) -> Figure:
 def _label(axis: Axes, rows: pd.DataFrame, top: float) -> None:
     """The names of the drafters in a column on the right, in the order of their points."""
     ordered = rows.sort_values("tokens_per_step")
-    places = spread(ordered.tokens_per_step.to_numpy(), 0.052 * top, 0.95)
+    places = spread(ordered.tokens_per_step.to_numpy(), 0.043 * top, 0.95)
     for row, place in zip(ordered.itertuples(), places, strict=True):
         axis.annotate(
             row.drafter, (row.cost, row.tokens_per_step), (LONGEST + 0.1, place), fontsize=7, va="center",
@@ -83,5 +83,5 @@ def plot_lengths(lengths: pd.DataFrame) -> Figure:
     axis.axvline(1, color=COLOURS["muted"], linewidth=0.8)
     sns.pointplot(drawn, x="over_best", y="rule", color=COLOURS["measured"], ax=axis, **POINTS, **AS_GIVEN)
     axis.set(xlabel="speed over the best fixed length", ylabel="")
-    figure.suptitle("Only the rule that knows the cost beats the best fixed length", fontsize=8)
+    figure.suptitle("Only stopping at cλ beats the best fixed length", fontsize=8)
     return figure
