@@ -39,7 +39,8 @@ def plot_costs(table: pd.DataFrame) -> Figure:
         sns.scatterplot(rows, x="cost", y="tokens_per_step", hue="kind", palette=KINDS, s=18, legend=False, ax=axis)
         _label(axis, rows, top)
         axis.set(xlim=(0.95, LONGEST + 1.15), ylim=(0.9, top), xticks=[1, 1.5, 2])
-        axis.set(xlabel="cost of a step, in target passes", ylabel="tokens per step", title=f"temperature {temperature:g}")
+        axis.set(xlabel="cost of a step, in target passes", ylabel="tokens per step")
+        axis.set_title(f"temperature {temperature:g}")
     handles = [plt.Line2D([], [], color=colour, marker="o", markersize=4, label=kind) for kind, colour in KINDS.items()]
     figure.legend(handles=handles, ncols=4, loc="outside lower center")
     figure.suptitle("States of the target give most tokens; extra tokens in its pass are not free on a CPU", fontsize=8)
@@ -66,7 +67,7 @@ def spread(values: NDArray[np.float64], gap: float, least: float) -> list[float]
     groups: list[list[float]] = []
     for value in values.tolist():
         groups.append([value])
-        while len(groups) > 1 and _first(groups[-1], gap, least) < _first(groups[-2], gap, least) + gap * len(groups[-2]):
+        while len(groups) > 1 and _first(groups[-1], gap, least) < _end(groups[-2], gap, least):
             last = groups.pop()
             groups[-1] += last
     return [_first(group, gap, least) + gap * number for group in groups for number in range(len(group))]
@@ -74,6 +75,10 @@ def spread(values: NDArray[np.float64], gap: float, least: float) -> list[float]
 
 def _first(group: list[float], gap: float, least: float) -> float:
     return max(sum(group) / len(group) - gap * (len(group) - 1) / 2, least)
+
+
+def _end(group: list[float], gap: float, least: float) -> float:
+    return _first(group, gap, least) + gap * len(group)
 
 
 def plot_lengths(lengths: pd.DataFrame) -> Figure:

@@ -120,7 +120,10 @@ def measure(item: str, files: int, passages: int, new_tokens: int, longest: int)
         f"fixed, {gamma}": (ModelDrafter(pair.draft, sampling), gamma) for gamma in range(1, longest + 1)
     }
     egag = EntropyGuidedDrafter(ModelDrafter(pair.draft), sampling, gamma_max=longest, max_new_tokens=new_tokens)
-    rules |= {"EGAG": (egag, longest), "stop at c lambda": (StopDrafter(ModelDrafter(pair.draft), *stop, sampling), longest)}
+    rules |= {
+        "EGAG": (egag, longest),
+        "stop at c lambda": (StopDrafter(ModelDrafter(pair.draft), *stop, sampling), longest),
+    }
     counted = {
         name: counts_of(pair, asked, drafter, gamma, sampling, new_tokens).groupby(of_file).sum()
         for name, (drafter, gamma) in rules.items()
