@@ -8,6 +8,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from notebooks.support.figures import AS_GIVEN, COLOURS, COLUMN, PAGE, POINTS, with_ends
@@ -19,6 +20,7 @@ KINDS = {
     "the target's pass": COLOURS["rejected"],
 }
 LONGEST = 2.4  # target passes
+LEADER = {"arrowstyle": "-", "color": "0.8", "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
 
 
 def plot_costs(table: pd.DataFrame) -> Figure:
@@ -41,7 +43,7 @@ def plot_costs(table: pd.DataFrame) -> Figure:
         axis.set(xlim=(0.95, LONGEST + 1.15), ylim=(0.9, top), xticks=[1, 1.5, 2])
         axis.set(xlabel="cost of a step, in target passes", ylabel="tokens per step")
         axis.set_title(f"temperature {temperature:g}")
-    handles = [plt.Line2D([], [], color=colour, marker="o", markersize=4, label=kind) for kind, colour in KINDS.items()]
+    handles = [Line2D([], [], color=colour, marker="o", markersize=4, label=kind) for kind, colour in KINDS.items()]
     figure.legend(handles=handles, ncols=4, loc="outside lower center")
     figure.suptitle("States of the target give most tokens; extra tokens in its pass are not free on a CPU", fontsize=8)
     return figure
@@ -54,7 +56,7 @@ def _label(axis: Axes, rows: pd.DataFrame, top: float) -> None:
     for row, place in zip(ordered.itertuples(), places, strict=True):
         axis.annotate(
             row.drafter, (row.cost, row.tokens_per_step), (LONGEST + 0.1, place), fontsize=7, va="center",
-            color=KINDS[row.kind], arrowprops={"arrowstyle": "-", "color": "0.8", "linewidth": 0.5, "shrinkB": 3},
+            color=KINDS[row.kind], arrowprops=LEADER,
         )  # fmt: skip
 
 

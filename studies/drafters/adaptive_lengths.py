@@ -47,6 +47,7 @@ class Recorded(ShortenedDrafter):
     def __init__(self, drafter: ChainDrafter, sampling: Sampling) -> None:
         super().__init__(drafter, sampling)
         self.by_step: list[Tensor] = []
+        self.qs: list[Tensor] = []
 
     def distribution(self, context: Context, position: int) -> Tensor:
         self.qs = [*(self.qs if position else []), self.drafter.distribution(context, position)]

@@ -106,6 +106,8 @@ class StopDrafter(ShortenedDrafter):
     then not drafted. The first token is drafted in any case.
     """
 
+    q: Tensor
+
     def __init__(
         self, drafter: ChainDrafter, calibration: Calibration, least: float, sampling: Sampling = Sampling()
     ) -> None:
