@@ -70,6 +70,7 @@ class EntropyGuidedDrafter(ShortenedDrafter):
             require_whole(max_new_tokens=(max_new_tokens, 1))
         self.gamma_min, self.gamma_max, self.gamma = gamma_min, gamma_max, gamma_max
         self.egag_ema_beta, self.max_new_tokens = egag_ema_beta, max_new_tokens
+        self.entropy, self.total = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
         self.history: list[tuple[Tensor, Tensor]] = []
         """H `(rows,)`, averaged, and gamma `(rows,)` of every step since the batch began."""
 
@@ -77,22 +78,22 @@ class EntropyGuidedDrafter(ShortenedDrafter):
         super().start(context, rows)
         total = context.lengths + (self.max_new_tokens or 2**62)
         if rows is None:
-            self.entropy = context.lengths.new_full((len(context.lengths),), math.nan, dtype=torch.float64)
-            self.total, self.history = total, []
-        else:
-            self.entropy = self.entropy.index_fill(0, rows, math.nan)  # a tensor of its own: the history keeps the old
-            self.total[rows] = total[rows]
+            rows, self.history = torch.arange(len(total), device=total.device), []
+            if self.total.shape != total.shape or self.total.device != total.device:
+                # Kept for later batches: a graph may hold them.
+                self.entropy, self.total = torch.zeros_like(total, dtype=torch.float64), torch.zeros_like(total)
+        self.entropy[rows], self.total[rows] = math.nan, total[rows]
 
     def distribution(self, context: Context, position: int) -> Tensor:
         if position == 0:
             q = self.drafter.distribution(context, 0)
             entropy = torch.special.entr(q).sum(dim=-1).double() / math.log(self.vocab)
             before = entropy.where(self.entropy.isnan(), self.entropy)
-            self.entropy = self.egag_ema_beta * before + (1 - self.egag_ema_beta) * entropy
+            self.entropy.copy_(self.egag_ema_beta * before + (1 - self.egag_ema_beta) * entropy)
             gamma = self.gamma_max - (self.gamma_max - self.gamma_min) * self.entropy
             corrected = (self.total - context.lengths - 1).clamp_min(0)
             self.limit = torch.minimum(gamma.round().long(), corrected)
-            self.history.append((self.entropy, self.limit))
+            self.history.append((self.entropy.clone(), self.limit))
             return self.processed(q, self.limit > 0)
         going = position < self.limit
         if self.ends(going):
