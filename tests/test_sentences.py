@@ -63,22 +63,6 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "10", f"{c['large']} for `large`, {c['base']} for `base`, and then stays at"
     yield "10", "and then stays at {min:.2f} to {max:.2f}".format(**small)
     yield "10", f"in {(t5.speed_up < t5.predicted).sum()} of {len(t5)} rows smaller than predicted"
-    lengths = _table("adaptive_lengths").set_index("rule")
-    ends = ["over_best", "over_best_low", "over_best_high"]
-    best, egag, auto, informed, most = (
-        "{:.2f} [{:.2f}, {:.2f}]".format(*lengths.loc[name, ends])
-        for name in ("calibrated", "EGAG", "auto", "auto, measured costs", "oracle")
-    )
-    yield "09", f"`calibrated`, with {best} of its speed"
-    yield "09", f"EGAG reaches {egag} of it, the bandit"
-    yield "09", f"and `auto` {auto}, with the measured costs {informed}; the oracle has {most}"
-    exits = _table("early_exits")
-    assert (exits.alpha_high < exits.c).all()
-    least, most = exits.min(numeric_only=True), exits.max(numeric_only=True)
-    shares = f"{least.c:.2f} to {most.c:.2f}, in all {len(exits)} rows"
-    yield "09", rf"$\alpha$, {least.alpha:.2f} to {most.alpha:.2f}, is below $c$, {shares}"
-    reached = f"the nested draft reaches {least.nested:.2f} to {most.nested:.2f} of plain decoding"
-    yield "09", f"{least.passes:.2f} to {most.passes:.2f} remain of 3, and {reached}"
     cut = [_stored("11", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]
     yield "11", "eight rows together then emit {:.2f} tokens per step instead of {:.2f}".format(*cut)
     gpu = _table("gpu")
