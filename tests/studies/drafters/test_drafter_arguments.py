@@ -26,7 +26,7 @@ FOUR = UniformDrafter(VOCAB)
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
-        (StopDrafter, (UniformDrafter, HALVES, 0.1), "drafter is the class UniformDrafter"),
+        (StopDrafter, (UniformDrafter, HALVES, 0.1), "drafter is <class .*UniformDrafter"),
         (StopDrafter, (NgramDrafter(counted().model, Sampling(0)), HALVES, 0.1), "drafter samples otherwise than from"),
         (partial(EntropyGuidedDrafter, FOUR, gamma_min=0), (), "gamma_min is 0"),
         (partial(EntropyGuidedDrafter, FOUR, gamma_min=3, gamma_max=2), (), "gamma_max is 2; .* from 3"),
