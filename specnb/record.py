@@ -7,7 +7,7 @@ Analysis reads this; nothing prints from inside the loop.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,6 +34,8 @@ class StepRecord:
     parents       for a tree, the parent of each node, -1 for the root; None for a chain
     path          (batch, steps, depth)  for a tree, the nodes accepted, -1 after the last; None for
                   a chain
+    trace         (batch, steps, gamma, 3)  with `Hooks(trace=True)`, p and q of each draft token and
+                  the uniform r that it was tested with; NaN where none was proposed
 
     >>> one = np.ones((1, 2), dtype=np.int64)
     >>> record = StepRecord(np.array([[[5, 6], [7, 8]]]), one * [2, 0], one * 9, one * [3, 1], np.ones((1, 2, 2)))
@@ -51,6 +53,7 @@ class StepRecord:
     seconds: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     parents: tuple[int, ...] | None = None
     path: NDArray[np.int64] | None = None
+    trace: NDArray[np.float64] | None = None
 
     @property
     def gamma(self) -> int:
@@ -115,6 +118,42 @@ class StepRecord:
         """Draft tokens of all steps."""
         return int((self.draft_tokens[self.active] >= 0).sum())
 
+    def show(self, row: int, step: int, begin: int = 0, text: Callable[[int], str] = str) -> str:
+        """One step of a row in lines: each draft token with p, q, r and its fate, and the final token.
+
+        `begin` is the length of the row's prompt, and `text` shows a token. A token's number, in
+        brackets, is its place in the sequence. On a chain token verification accepts where r < p/q.
+
+        >>> numbers = [np.array([[value]]) for value in (1, 9, 2)]
+        >>> trace = np.array([[[[0.5, 0.4, 0.9], [0.1, 0.8, 0.6]]]])
+        >>> print(StepRecord(np.array([[[5, 6]]]), *numbers, np.ones((1, 1, 2)), trace=trace).show(0, 0, begin=3))
+        position 3, gamma 2, accepted 1
+          [4] 5: p 0.5, q 0.4, p/q 1.25, r 0.9  accepted
+          [5] 6: p 0.1, q 0.8, p/q 0.125, r 0.6  rejected
+          [5] 9: recovered
+        """
+        if not self.active[row, step]:
+            raise IndexError(f"row {row} made {self.target_passes[row]} steps, and step {step} is not one of them")
+        position = begin + int(self.emitted[row, :step].sum())
+        parents = self.parents or tuple(range(-1, self.gamma - 1))
+        accepted, tested = self.accepted_nodes[row, step], self.tested[row, step]
+        lines = [f"position {position}, gamma {self.gamma}, accepted {self.accepted[row, step]}"]
+        depths, last = list[int](), -1
+        for node, token in enumerate(self.draft_tokens[row, step].tolist()):
+            parent = parents[node]
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+            last = node if accepted[node] else last
+            if token >= 0:
+                p, q, r = [np.nan] * 3 if self.trace is None else self.trace[row, step, node]
+                numbers = "" if self.trace is None else f": p {p:.3g}, q {q:.3g}, p/q {p / q:.3g}, r {r:.3g}"
+                fate = "accepted" if accepted[node] else "rejected" if tested[node] else "not tested"
+                lines.append(f"  [{position + depths[node]}] {text(token)}{numbers}  {fate}")
+        failed = any(tested[node] and not accepted[node] and parents[node] == last for node in range(self.gamma))
+        final = f"{text(int(self.token[row, step]))}: {'recovered' if failed else 'bonus'}"
+        lines.append(f"  [{position + int(self.accepted[row, step]) + 1}] {final}")
+        cut = int(self.accepted[row, step]) + 1 - int(self.emitted[row, step])
+        return "\n".join(lines + [f"  the sequence ended: {cut} of these not emitted"] * (cut > 0))
+
     def __str__(self) -> str:
         """What was emitted and accepted, in a line."""
         told = (
@@ -133,6 +172,7 @@ class CompletedRow(NamedTuple):
     path    (steps, depth)        nodes accepted, for a tree; depth 0 for a chain
     probs   (len(tokens), vocab)  the target's distribution of each token, if it was kept
     log_probs  (len(tokens),)     the target's log-probability of each token, if it was kept
+    trace   (steps, gamma, 3)     p, q and r of each draft token, if they were kept
     """
 
     tokens: list[int]
@@ -141,6 +181,7 @@ class CompletedRow(NamedTuple):
     path: NDArray[np.int64] | None = None
     probs: Tensor | None = None
     log_probs: Tensor | None = None
+    trace: NDArray[np.float64] | None = None
 
 
 def merge_rows(
@@ -164,13 +205,15 @@ def merge_rows(
     path = None
     if parents is not None:
         path = _stacked([row.path for row in completed_rows if row.path is not None], steps, -1)
-    return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds, parents, path)
+    traces = [row.trace for row in completed_rows if row.trace is not None]
+    trace = _stacked(traces, steps, np.nan) if traces else None
+    return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds, parents, path, trace)
 
 
 def _stacked(arrays: list[NDArray[Any]], steps: int, filling: float) -> NDArray[Any]:
-    """`arrays` `(own steps, n)` as one `(rows, steps, n)`, with `filling` after the last step of
+    """`arrays` `(own steps, ...)` as one `(rows, steps, ...)`, with `filling` after the last step of
     each."""
-    stacked = np.full((len(arrays), steps, arrays[0].shape[1]), filling, dtype=arrays[0].dtype)
+    stacked = np.full((len(arrays), steps, *arrays[0].shape[1:]), filling, dtype=arrays[0].dtype)
     for row, own in enumerate(arrays):
         stacked[row, : len(own)] = own
     return stacked

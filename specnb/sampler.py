@@ -63,15 +63,17 @@ class Hooks:
                  each part
     keep_probs   return the target's distribution of every new token: that many tokens times the
                  vocabulary
+    trace        record p(x), q(x) and r of every draft token x, which `Generation.show` prints
     batch_class  what makes the steps, for a loop that differs from this one: a subclass of `Batch`,
                  the default. Known bugs are such classes
 
     >>> Hooks(timed=True)
-    Hooks(timed=True, keep_probs=False, batch_class=None)
+    Hooks(timed=True, keep_probs=False, trace=False, batch_class=None)
     """
 
     timed: bool = False
     keep_probs: bool = False
+    trace: bool = False
     batch_class: type[Batch] | None = None
 
 
@@ -85,6 +87,7 @@ class Generation:
             prompt's new tokens
     prompts the tokens of each prompt
     texts   the new tokens as text, if the sampler has a tokenizer
+    tokenizer  that of the sampler
 
     >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
@@ -101,11 +104,18 @@ class Generation:
     probs: list[Tensor] | None = None
     prompts: list[list[int]] = field(default_factory=list)
     texts: list[str] | None = None
+    tokenizer: Any = None
 
     def __repr__(self) -> str:
         lines = [f"{len(self.tokens)} completions, {sum(map(len, self.tokens))} tokens", str(self.record)]
         lines += [shown(text) for text in (self.texts or [])[:3]]
         return "\n".join(lines)
+
+    def show(self, row: int, step: int) -> str:
+        """What a step of a row drafted, accepted and emitted, to print: with `Hooks(trace=True)` also
+        p, q and r of each draft token; see `StepRecord.show`."""
+        text = str if self.tokenizer is None else lambda token: repr(self.tokenizer.decode([token]))
+        return self.record.show(row, step, len(self.prompts[row]), text)
 
     def to_jsonl(self, file: str | Path) -> None:
         """Writes each prompt with its tokens, and how many of them each step emitted, as a line of
@@ -332,7 +342,7 @@ class Sampler:
         call = _Call(self, batch, given, own_numbers, rows, max_new_tokens, seed)
         made = call.run(self.progress)
         texts = None if self.tokenizer is None else self.tokenizer.batch_decode(made.tokens)
-        return replace(made, prompts=given, texts=texts)
+        return replace(made, prompts=given, texts=texts, tokenizer=self.tokenizer)
 
     def token_lists(self, prompts: Any) -> list[list[int]]:
         """The tokens of each prompt; see `generate`."""
@@ -358,7 +368,7 @@ class Sampler:
         setup = Setup(
             self.private.modules, self.drafter, self.gamma, rows, slots, steps, sampling=self.sampling, rule=self.rule,
             eos=eos, keep_probs=self.hooks.keep_probs, log_probs=self.check is not None,
-            two_widths=self.private.compiled is not None,
+            two_widths=self.private.compiled is not None, trace=self.hooks.trace,
         )  # fmt: skip
         require_memory(setup)
         if self.check is not None:
@@ -755,6 +765,7 @@ def require_memory(setup: Setup) -> None:
     if drafter is not None:
         row += slots * len(drafter.hidden_layers) * decoder_config(target).hidden_size * target.dtype.itemsize
         row += slots * cache_bytes(drafter.draft_model) if drafter.draft_model is not None else 0
+    row += 8 * (setup.steps + 1) * 3 * setup.gamma * setup.trace
     if setup.keep_probs:
         row += (setup.steps + setup.gamma + 1) * vocabulary(target) * setup.probs_dtype.itemsize
     free = free_memory(target.device)

@@ -51,6 +51,7 @@ class Setup:
     keep_probs  whether the target's distribution of every new token is kept
     log_probs   whether the log-probability of every new token is kept, before temperature and
                 filters
+    trace       whether p, q and r of every draft token are kept
     two_widths  whether a forward pass on a CPU has the fewest tokens that the drafter proposes or
                 gamma, and nothing between them, because passes are compiled
     """
@@ -67,6 +68,7 @@ class Setup:
     keep_probs: bool = False
     log_probs: bool = False
     two_widths: bool = False
+    trace: bool = False
 
     @property
     def probs_dtype(self) -> torch.dtype:
@@ -98,6 +100,8 @@ class State:
     probs                    (rows, tokens, vocab)      p of each token emitted, if they are kept
     log_probs                (rows, tokens)             the target's log-probability of each token
                              emitted, before temperature and filters, if it is kept
+    trace                    (rows, steps, gamma, 3)    p and q of each draft token and the r that it
+                             was tested with, if they are kept
     eos                      (n,)                       tokens that end a sequence; -1 for none
     """
 
@@ -123,6 +127,7 @@ class State:
         tokens = steps + gamma + 1
         self.probs = zeros(tokens, vocabulary(setup.target), dtype=setup.probs_dtype) if setup.keep_probs else None
         self.log_probs = zeros(tokens, dtype=torch.float64) if setup.log_probs else None
+        self.trace = zeros(steps + 1, gamma, 3, dtype=torch.float64) if setup.trace else None
 
     def record_path(self, depth: int) -> None:
         """Keeps the nodes of a tree that each step accepts."""
@@ -188,6 +193,16 @@ class State:
         assert self.path is not None
         self.path[self.rows, self.steps] = path
 
+    def keep_trace(self, p: Tensor, proposal: Proposal, r: Tensor) -> None:
+        """Keeps p and q `(rows, width, vocab)` at the draft tokens, and r `(rows, width)`; to be called
+        before `remember` counts the step."""
+        assert self.trace is not None
+        tokens = proposal.draft_tokens[..., None]
+        chosen = [probs.gather(-1, tokens.clamp_min(0)) for probs in (p, proposal.q)]
+        values = torch.cat([*(one.double() for one in chosen), r[..., None]], dim=-1).where(tokens >= 0, torch.nan)
+        missing = self.gamma - values.shape[1]
+        self.trace[self.rows, self.steps] = pad(values, (0, 0, 0, missing), value=torch.nan)
+
     def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
         """Writes the step into the record of the rows that have not ended, and counts it."""
         numbers = (outcome.accepted[:, None], outcome.token[:, None], emitted[:, None])
@@ -212,6 +227,7 @@ class State:
                 path[:steps].astype(np.int64),
                 None if self.probs is None else self.probs[row, : end - start].clone(),
                 None if self.log_probs is None else self.log_probs[row, : end - start].clone(),
+                None if self.trace is None else self.trace[row, :steps].clone().cpu().numpy(),
             )
             for row, (tokens, start, end, steps, record, path) in zip(rows, columns, strict=True)
         ]
@@ -352,9 +368,13 @@ class Batch:
             draft_tokens = self.checked(draft_tokens, q)
         p = standardise(logits, self.sampling, check=False)
         shape = () if self.tree is None else (self.tree,)
-        outcome = self.rule(p, q, draft_tokens, *self.verification_uniforms(), *shape)
+        accept_uniforms, final_uniform = self.verification_uniforms()
+        outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform, *shape)
         require_outcome(outcome, len(p), with_path=self.tree is not None)
-        beta = overlap(p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries], q)
+        p_of_drafts = p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries]
+        beta = overlap(p_of_drafts, q)
+        if state.trace is not None:
+            state.keep_trace(p_of_drafts, Proposal(draft_tokens, q), accept_uniforms)
 
         # Of a tree, the accepted path is moved to where a chain lies.
         chain = Proposal(draft_tokens, q)

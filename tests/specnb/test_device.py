@@ -258,6 +258,18 @@ def test_distributions_are_kept(any_device: Any) -> None:
         assert torch.allclose(own.cpu(), other, rtol=0, atol=bound(1e-12))
 
 
+@pytest.mark.parametrize("compile", [False, "graph"])
+def test_a_trace_is_that_of_the_cpu_and_nothing_is_read_for_it(compile: Any, steps: list[Log]) -> None:
+    common = COMMON | {"gamma": 3, "hooks": Hooks(trace=True)}
+    expected = on_the_cpu(target(), PROMPTS, draft(), **common).record.trace
+    steps.clear()
+    made = generate(placed(target()), PROMPTS, placed(draft()), compile=compile, **common).record.trace
+    assert expected is not None
+    assert made is not None
+    np.testing.assert_allclose(made, expected, rtol=0, atol=bound(1e-12))
+    assert kinds(steps[1:]) == {"replay" if compile else "launch"}
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; what torch compiles is not simulated")
 @pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])
 def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> None:

@@ -13,7 +13,7 @@ from specnb.distributions import Sampling
 from specnb.rules import Rule, token_verification
 from specnb.step import Batch
 
-Kind = Literal["step", "loop", "layout", "beam", "tree"]
+Kind = Literal["step", "loop", "beam", "tree"]
 Change = Callable[[Tensor], Tensor]
 """Changes the distributions `(..., positions, vocab)` that a model has at temperature 1."""
 
