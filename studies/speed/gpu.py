@@ -172,12 +172,11 @@ def predicted(costs: Costs, drafts: bool, way: str, tokens_per_step: float) -> f
     """Tokens per step over the cost of one: v(gamma + 1), and gamma c if a model drafts; copies
     cost nothing.
 
-    Not a number for a head, whose cost was not timed, for `auto`, and for ways that are not just
-    captured.
+    Not a number for a head, whose cost was not timed, and for ways that are not just captured.
     """
     name, mode = way.split(", ")
     number = "0" if name == "plain" else name.rsplit(" ", 1)[1]
-    if mode != "graph" or name.startswith("head") or number == "auto":
+    if mode != "graph" or name.startswith("head"):
         return float("nan")
     gamma = int(number)
     return float(tokens_per_step / (costs.verify_cost(gamma + 1) + gamma * drafts * costs.cost_ratio.value))
