@@ -38,7 +38,8 @@ def snapshot(batch: Any) -> Snapshot:
     `positions`, and rows with pointers neither."""
     lengths = batch.lengths.numpy().copy()
     if not hasattr(batch, "positions"):
-        return Snapshot(*np.indices((len(lengths), batch.kept.slots)), lengths, moves=False)
+        owners, slots = np.indices((len(lengths), batch.kept.slots))
+        return Snapshot(owners, slots, lengths, moves=False)
     positions = np.atleast_2d(batch.positions.numpy())
     owners = batch.owners.numpy()[None] if hasattr(batch, "owners") else np.indices(positions.shape)[0]
     return Snapshot(np.where(positions < 0, -1, owners), positions.clip(-1), lengths, moves=True)
