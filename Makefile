@@ -1,4 +1,4 @@
-# make only sets up and calls; what happens is in the Snakefile and in the tests.
+# make only sets up and calls; what happens is in workflow/Snakefile and in the tests.
 PYTHON ?= python3
 CORES ?= 2
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
@@ -12,24 +12,24 @@ endif
 models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # Notebooks that take seconds.
 NOTEBOOKS ?= $(wildcard notebooks/00_* notebooks/01_* notebooks/13_* audit/notebooks/04_*)
-PIPELINE = python .ci/pipeline.py --cores $(CORES) --quiet rules host
+PIPELINE = python workflow/pipeline.py --cores $(CORES) --quiet rules host
 # Where several processes share the cores, idle threads must not spin. What is timed alone keeps the default: with two
 # threads the real model takes nearly twice as long a token when they sleep.
 reproduce accept sweep test fast nbval: export GOMP_SPINCOUNT ?= 0
 
-FOLDERS = audit data figures notebooks profiles specnb
+FOLDERS = audit data figures notebooks specnb workflow
 .PHONY: help tests docs $(FOLDERS) environment reproduce accept sweep test fast wheel nbval lint lab book demo studies engines models distilled features paper lock clean
 
 reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
 	$(PIPELINE)
-	python .ci/compare.py
+	python workflow/compare.py
 
 accept: environment  ## put what `make reproduce` made in place of the committed files that differ (MEASURED=1: timings and pictures, too)
 	$(PIPELINE)
-	python .ci/compare.py --accept $(if $(MEASURED),--measured)
+	python workflow/compare.py --accept $(if $(MEASURED),--measured)
 
-sweep: environment  ## run a notebook with every combination of the parameters in sweep.yml (SWEEP=mine.yml: in another file)
-	$(PIPELINE) --keep-going --config sweep=$(or $(SWEEP),sweep.yml)
+sweep: environment  ## run a notebook with every combination of the parameters in workflow/sweep.yml (SWEEP=mine.yml: in another file)
+	$(PIPELINE) --keep-going --config sweep=$(or $(SWEEP),workflow/sweep.yml)
 
 test: environment  ## all checks: style and types, tests and examples, the short notebooks
 	$(MAKE) -j 2 lint nbval  # mypy uses one core
@@ -104,6 +104,7 @@ environment: .venv/ready
 
 # `ready` is made last, so what was interrupted begins anew; other requirements are installed over what is there.
 .venv/ready: requirements.txt constraints.txt pyproject.toml audit/pyproject.toml
+	@test -w . || { echo "nothing can be written into this folder; copy the checkout to one that can be written" && false; }
 	@test -e $@ || rm -rf .venv
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit(f"Python {sys.version.split()[0]} is too old: make PYTHON=python3.11, or later")'
 	@echo "installing packages into .venv"

@@ -24,7 +24,7 @@ NOTEBOOK = "notebooks/00_first.ipynb"
 
 @pytest.fixture(scope="module", name="script")
 def compare_script() -> ModuleType:
-    return script(".ci/compare.py")
+    return script("workflow/compare.py")
 
 
 def notebook(printed: str = "7", timed: str = "1 ms", words: str = "# test", code: str = "f()") -> NotebookNode:

@@ -1,11 +1,13 @@
 """What pip installs of the two projects in this folder."""
 
+import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+import yaml
 from script_files import ROOT
 
 EDITABLE = "from setuptools.build_meta import build_editable; print(build_editable('wheel'))"
@@ -31,3 +33,15 @@ def test_editable_installs_are_imported_from_the_folder_above(tmp_path: Path) ->
             wheel.extractall(tmp_path / "site")
     found = subprocess.run([sys.executable, "-ESc", IMPORT], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert found.stdout.split() == [f"{checkout}/specnb/__init__.py", f"{checkout}/audit/specnb_audit/__init__.py"]
+
+
+def test_conda_users_get_the_same_versions(tmp_path: Path) -> None:
+    """pip resolves the packages that environment.yml names to those that are installed, without a
+    network; the last line, requirements.txt, is what this environment was made from."""
+    *packages, last = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"][-1]["pip"]
+    assert last == "-r requirements.txt"
+    file = tmp_path / "requirements.txt"
+    file.write_text("\n".join(packages).replace("-c ", f"-c {ROOT}/"))
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--quiet", "--report", "-", "-r", str(file)]
+    resolved = subprocess.run(pip, check=True, capture_output=True, text=True)
+    assert json.loads(resolved.stdout)["install"] == []

@@ -4,8 +4,10 @@ first one's table."""
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,12 @@ from studies.files import located
 
 ROOT = Path(__file__).parent.parent
 COPIED = (
-    "Snakefile",
-    "sweep.smk",
-    "profiles/default/config.yaml",
-    ".ci/compare.py",
-    ".ci/sweep.py",
+    "workflow/Snakefile",
+    "workflow/sweep.smk",
+    "workflow/profiles/default/config.yaml",
+    "workflow/compare.py",
+    "workflow/pipeline.py",
+    "workflow/sweep.py",
     "notebooks/support/__init__.py",
     "notebooks/support/claims.py",
     "notebooks/support/dependencies.py",
@@ -77,7 +80,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "specnb" / "__init__.py").touch()
     (root / "specnb" / "used.py").write_text("ZERO = 0\n")
     (root / "data" / "reference" / "given.csv").write_text("x\n5\n")
-    (root / "config.yml").write_text("notebooks: {}\n")
+    (root / "workflow/config.yml").write_text("notebooks: {}\n")
     for name in READS:
         write_notebook(root, name)
     ended, output = snakemake(root)
@@ -106,7 +109,7 @@ def snakemake(project: Path, *arguments: str) -> tuple[int, str]:
 
 
 def compare(project: Path, *arguments: str) -> tuple[int, str]:
-    return call(project, sys.executable, ".ci/compare.py", *arguments)
+    return call(project, sys.executable, "workflow/compare.py", *arguments)
 
 
 def planned(project: Path, *arguments: str) -> set[str]:
@@ -256,13 +259,13 @@ def test_a_killed_run_leaves_no_lock_and_a_running_one_is_named(
 ) -> None:
     """`snakemake` is a program here that waits until it is killed, as notebooks make it wait."""
     program, build = tmp_path / "bin/snakemake", tmp_path / "build"
-    for folder in (program.parent, tmp_path / ".ci"):
+    for folder in (program.parent, tmp_path / "workflow"):
         folder.mkdir()
-    shutil.copy(ROOT / ".ci/pipeline.py", tmp_path / ".ci")
+    shutil.copy(ROOT / "workflow/pipeline.py", tmp_path / "workflow")
     program.write_text('#!/bin/sh\necho "$@"\nexec sleep 600\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    command: list[Any] = [sys.executable, tmp_path / ".ci/pipeline.py", "all"]
+    command: list[Any] = [sys.executable, tmp_path / "workflow/pipeline.py", "all"]
     for _ in range(2):
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             try:
@@ -274,3 +277,24 @@ def test_a_killed_run_leaves_no_lock_and_a_running_one_is_named(
         assert (second.returncode, second.stdout) == (1, "")
         assert second.stderr.endswith("wait for it to end\n")
     assert [file.name for file in build.iterdir()] == ["pipeline.lock"]
+
+
+def test_a_notebook_that_outlives_a_killed_run_keeps_the_lock(project: Path) -> None:
+    started = project / "started"
+    code = f"from pathlib import Path\nPath({str(started)!r}).touch()\nimport time\ntime.sleep(600)\n"
+    write_notebook(project, SECOND, code)
+    command = [sys.executable, "workflow/pipeline.py", "--cores", "1", "--quiet", "rules", "host"]
+    settings = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    with subprocess.Popen(command, cwd=project, env=settings, start_new_session=True) as running:
+        try:
+            while not started.exists() and running.poll() is None:
+                time.sleep(0.1)
+            running.kill()
+            running.wait()
+            ended, output = call(project, *command)
+        finally:
+            os.killpg(running.pid, signal.SIGKILL)
+            write_notebook(project, SECOND)
+    assert started.exists()
+    assert ended == 1
+    assert output.endswith("wait for it to end\n")

@@ -10,7 +10,6 @@ import nbformat
 import pandas as pd
 import pytest
 
-from notebooks.support.predictions import pooled, within
 from studies.files import located
 
 ROOT = Path(__file__).parent.parent
@@ -35,20 +34,6 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "12", f"and the costs were measured apart (chains), {elsewhere}"
     over = _table("pair_speeds").query("compiled and drafter != 'none' and prompts == 'held-out'").speed_up - 1
     yield "12", f"gain {100 * over.min():.0f} to {over.max():.0%} on text like its training text"
-    exact = _table("08_rules").exact
-    yield "08", f"Of {len(exact)} enumerated rules, variants counted singly, {exact.sum()} are exact"
-    loop = pooled("rules_in_the_loop")
-    assert (loop.ratio < 1).all()
-    median = f"the median ratio is {loop.ratio.median():.3f}, and {within(loop.ratio).sum()} are within ten per cent"
-    yield "08", f"All {len(loop)} measured speed-ups lie below their predictions; {median}"
-    gains = _table("rules_in_the_loop").query("nodes > 0")
-    assert (gains.loc[gains.groupby("temperature").measured.idxmax()].nodes == gains.nodes.min()).all()
-    yield "08", "No rule for trees was shown to be faster than the best rule for a chain"
-    timed = _table("block_against_token").set_index("temperature")
-    assert list(timed.speed_ratio_low > 1) == list(timed.index == 1)
-    low, high = 100 * timed.loc[1, ["speed_ratio_low", "speed_ratio_high"]] - 100
-    speed = f"{timed.speed_ratio[1] - 1:.0%} [{low:.0f}, {high:.0f}]"
-    yield "08", f"timed apart, is {speed} faster than token verification at temperature 1"
     lengths = _table("adaptive_lengths").set_index("rule")
     ends = ["over_best", "over_best_low", "over_best_high"]
     best, egag, auto, informed, most = (

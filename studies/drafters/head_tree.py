@@ -14,11 +14,11 @@ from specnb.distributions import Sampling, sample
 from specnb.drafters import Context
 from specnb.rules import Plan, PlannedRule
 from specnb.trees import Scheme, TokenTree, node_depths, top_children
-from specnb_audit.bugs.verification import TYPICAL, TYPICAL_OF_ENTROPY
 from studies.drafters.heads import Head, ParallelHeadsDrafter
 
 # 9 tokens, 4 deep: more children where a prefix is more probable.
 TREE = (-1, -1, -1, 0, 0, 1, 3, 3, 6)
+TYPICAL, TYPICAL_OF_ENTROPY = 0.09, 0.3  # the authors' thresholds
 
 
 class HeadTreeDrafter(ParallelHeadsDrafter):

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from specnb.arguments import require_whole
 from specnb.drafters import ChainDrafter, Context, require_part
-from specnb.number_checks import require_whole
 from specnb.rules import Outcome
 
 StoppingRule = Callable[[Tensor, Tensor], Tensor]

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from specnb.arguments import require_whole
 from specnb.drafters import Context, Proposal
-from specnb.number_checks import require_whole
 from specnb.rules import Outcome
 from specnb.trees import top_children
 from studies.drafters.one_pass import OnePassDrafter

@@ -39,9 +39,9 @@ from specnb.distributions import Sampling
 from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.fast import Captured
 from specnb.ngram import PromptLookupDrafter, UniformDrafter
-from specnb.sampler import Generation, Hooks, ProgressReader, Sampler, generate
+from specnb.sampler import Generation, Hooks, Sampler, generate
 from specnb.statistics import BOUNDS, machine
-from specnb.step import Batch
+from specnb.step import Batch, ProgressReader
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
 ASKED: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2}
@@ -258,29 +258,25 @@ def test_distributions_are_kept(any_device: Any) -> None:
         assert torch.allclose(own.cpu(), other, rtol=0, atol=bound(1e-12))
 
 
-@pytest.mark.parametrize("compile", [False, "graph"])
-def test_a_trace_is_that_of_the_cpu_and_nothing_is_read_for_it(compile: Any, steps: list[Log]) -> None:
-    common = COMMON | {"gamma": 3, "hooks": Hooks(trace=True)}
-    expected = on_the_cpu(target(), PROMPTS, draft(), **common).record.trace
-    steps.clear()
-    made = generate(placed(target()), PROMPTS, placed(draft()), compile=compile, **common).record.trace
-    assert expected is not None
-    assert made is not None
-    np.testing.assert_allclose(made, expected, rtol=0, atol=bound(1e-12))
-    assert kinds(steps[1:]) == {"replay" if compile else "launch"}
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; what torch compiles is not simulated")
 @pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])
-def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> None:
-    """The second time in the tensors of the first."""
+def test_what_torch_compiles(
+    drafter: Callable[[], Any], any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time in the tensors of the first. On the simulated device, what torch would compile
+    is run as it is."""
+    if not isinstance(any_device, RealCuda):
+        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     made = drafter()
     there = placed(made) if isinstance(made, PreTrainedModel) else made
     sampler = Sampler(placed(target()), there, gamma=3, compile=True, progress=False)
     for seed in (8, 9):
         asked = ASKED | {"seed": seed}
         expected = on_the_cpu(target(), PROMPTS, made, gamma=3, progress=False, **asked)
+        steps.clear()
         require_equal(sampler.generate(PROMPTS, **asked), expected)
+        assert kinds(steps) == {"replay"}
+    assert sampler.private.compiled is not None
+    assert sampler.private.compiled.ready
 
 
 @pytest.mark.parametrize("compile", [False, "graph", True])
@@ -293,6 +289,18 @@ def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: py
     made = generate(placed(target()), PROMPTS, drafter, compile=compile, **common)
     require_equal(made, expected)
     assert all(len(seconds) >= made.record.target_passes.max() for seconds in made.record.seconds.values())
+
+
+@pytest.mark.parametrize("compile", [False, "graph"])
+def test_a_trace_is_that_of_the_cpu_and_nothing_is_read_for_it(compile: Any, steps: list[Log]) -> None:
+    common = COMMON | {"gamma": 3, "hooks": Hooks(trace=True)}
+    expected = on_the_cpu(target(), PROMPTS, draft(), **common).record.trace
+    steps.clear()
+    made = generate(placed(target()), PROMPTS, placed(draft()), compile=compile, **common).record.trace
+    assert expected is not None
+    assert made is not None
+    np.testing.assert_allclose(made, expected, rtol=0, atol=bound(1e-12))
+    assert kinds(steps[1:]) == {"replay" if compile else "launch"}
 
 
 def test_a_graph_keeps_its_drafter(any_device: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from drafter_kinds import VOCAB, WIDTH, TableDrafter, attending, near_model, recurrent, table
+from drafter_kinds import VOCAB, TableDrafter, attending, recurrent, table
 from tiny import llama
 
 from specnb.drafters import Context, Drafter, MixtureDrafter
@@ -15,7 +15,6 @@ from specnb.heads import FallbackDrafter
 from specnb.ngram import UniformDrafter
 from specnb.rules import Outcome
 from specnb.sampler import generate
-from studies.drafters.heads import FeatureDrafter, ParallelHeads, RecurrentHead
 from studies.drafters.length import LowConfidence, StoppingDrafter
 from studies.drafters.skip_gram import SkipGramDrafter
 
@@ -23,14 +22,10 @@ from studies.drafters.skip_gram import SkipGramDrafter
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
-        (FeatureDrafter, (near_model("llama"), ParallelHeads(WIDTH, 16, 2)), "give one of the class RecurrentHead"),
-        (type(attending()), (near_model("llama"), RecurrentHead(WIDTH, 16)), "give one of the class AttentionHead"),
-        (FeatureDrafter, (near_model("llama"), RecurrentHead(4, 16)), "width 4, and LlamaForCausalLM has 8; give the"),
-        (FeatureDrafter, (near_model("llama"), RecurrentHead(WIDTH, 16).double()), "torch.float64 on cpu, and the"),
         (StoppingDrafter, (UniformDrafter(VOCAB), LowConfidence(0.1), -1), "at_least is -1"),
-        (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
+        (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is <class .*UniformDrafter"),
         (StoppingDrafter, (UniformDrafter(VOCAB), 0.1), "stop is 0.1; it must be a stopping rule, such as"),
-        (MixtureDrafter, (UniformDrafter(VOCAB), SkipGramDrafter([0, 1, 2], 1, 4)), "second is a SkipGramDrafter"),
+        (MixtureDrafter, (UniformDrafter(VOCAB), SkipGramDrafter([0, 1, 2], 1, 4)), "second is <.*SkipGramDrafter"),
     ],
 )
 def test_bad_arguments_are_refused(make: Callable[..., Any], arguments: Any, message: str) -> None:

@@ -1,8 +1,8 @@
 """A sweep: runs of one notebook over a grid of parameters, gathered in one table. `make sweep`, or
 
-    snakemake --cores 2 --keep-going --config sweep=sweep.yml
-    python .ci/sweep.py sweep.yml build/own    # gathers what there is, also while it runs or after
-                                               an interruption
+    snakemake --cores 2 --keep-going --config sweep=workflow/sweep.yml
+    python workflow/sweep.py workflow/sweep.yml build/own    # gathers what there is, also
+                                                             while it runs
 
 Beside the runs it writes `table.csv`, in which each line is one cell of one table of one run, and
 `summary.md`.

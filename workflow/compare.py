@@ -1,5 +1,5 @@
 """Compares what a run of the pipeline made with what is committed:
-`python .ci/compare.py [FOLDER]`.
+`python workflow/compare.py [FOLDER]`.
 
 Text outputs of notebooks, tables, verdicts, figures and paper must be the same; whatever differs is
 printed, and the exit status is 1. Cells tagged `nbval-ignore-output` may differ, and pictures in

@@ -1,6 +1,6 @@
 # Runs of one notebook over a grid of parameters, which `sweep` in the configuration names: `make sweep`. A part of the
 # Snakefile. Each run has its own folder, and nothing of one run is read by another.
-sys.path.insert(0, str(Path(workflow.basedir, ".ci")))
+sys.path.insert(0, str(workflow.basedir))
 import sweep  # noqa: E402
 
 FILE = Path(config["sweep"])
@@ -32,7 +32,7 @@ rule swept:
     threads: workflow.cores if ENTRY.get("timed") else 1
     shell:
         'SPECNB_OUT="$PWD"/{output.made:q} {PYTHON} -m papermill {input.notebook:q} {log:q} --cwd {params.folder} -k python3 -y {params.given:q}'
-        " --execution-timeout 900 --no-progress-bar --log-level ERROR && {PYTHON} .ci/compare.py --tidy {log:q} {output.notebook:q}"
+        " --execution-timeout 900 --no-progress-bar --log-level ERROR && {PYTHON} workflow/compare.py --tidy {log:q} {output.notebook:q}"
 
 
 onsuccess:
