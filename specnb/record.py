@@ -4,7 +4,7 @@ the loop prints nothing."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,6 +32,9 @@ class StepRecord:
         For each of `PARTS`, the seconds of the batch's steps `(steps,)`, if timed.
     parents, path : (batch, steps, depth)
         For a tree, the parent of each node, and the accepted nodes, then -1.
+    trace : (batch, steps, gamma, 3)
+        With `Hooks(trace=True)`, p and q of each draft token and the uniform r that it was tested
+        with; NaN if none was proposed.
 
     Examples
     --------
@@ -48,6 +51,7 @@ class StepRecord:
     seconds: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     parents: tuple[int, ...] | None = None
     path: NDArray[np.int64] | None = None
+    trace: NDArray[np.float64] | None = None
 
     @property
     def gamma(self) -> int:
@@ -100,6 +104,44 @@ class StepRecord:
     def drafted(self) -> int:
         return int((self.draft_tokens[self.active] >= 0).sum())
 
+    def show(self, row: int, step: int, begin: int = 0, text: Callable[[int], str] = str) -> str:
+        """One step of a row in lines: each draft token with p, q, r and its fate, and the final token.
+
+        `begin` is the length of the row's prompt, and `text` shows a token. A token's number, in
+        brackets, is its place in the sequence. On a chain token verification accepts if r < p/q.
+
+        Examples
+        --------
+        >>> numbers = [np.array([[value]]) for value in (1, 9, 2)]
+        >>> trace = np.array([[[[0.5, 0.4, 0.9], [0.1, 0.8, 0.6]]]])
+        >>> print(StepRecord(np.array([[[5, 6]]]), *numbers, np.ones((1, 1, 2)), trace=trace).show(0, 0, begin=3))
+        position 3, gamma 2, accepted 1
+          [4] 5: p 0.5, q 0.4, p/q 1.25, r 0.9  accepted
+          [5] 6: p 0.1, q 0.8, p/q 0.125, r 0.6  rejected
+          [5] 9: recovered
+        """
+        if not self.active[row, step]:
+            raise IndexError(f"row {row} made {self.target_passes[row]} steps, and step {step} is not one of them")
+        position = begin + int(self.emitted[row, :step].sum())
+        parents = self.parents or tuple(range(-1, self.gamma - 1))
+        accepted, tested = self.accepted_nodes[row, step], self.tested[row, step]
+        lines = [f"position {position}, gamma {self.gamma}, accepted {self.accepted[row, step]}"]
+        depths, last = list[int](), -1
+        for node, token in enumerate(self.draft_tokens[row, step].tolist()):
+            parent = parents[node]
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+            last = node if accepted[node] else last
+            if token >= 0:
+                p, q, r = [np.nan] * 3 if self.trace is None else self.trace[row, step, node]
+                numbers = "" if self.trace is None else f": p {p:.3g}, q {q:.3g}, p/q {p / q:.3g}, r {r:.3g}"
+                fate = "accepted" if accepted[node] else "rejected" if tested[node] else "not tested"
+                lines.append(f"  [{position + depths[node]}] {text(token)}{numbers}  {fate}")
+        failed = any(tested[node] and not accepted[node] and parents[node] == last for node in range(self.gamma))
+        final = f"{text(int(self.token[row, step]))}: {'recovered' if failed else 'bonus'}"
+        lines.append(f"  [{position + int(self.accepted[row, step]) + 1}] {final}")
+        cut = int(self.accepted[row, step]) + 1 - int(self.emitted[row, step])
+        return "\n".join(lines + [f"  the sequence ended: {cut} of these not emitted"] * (cut > 0))
+
     def __str__(self) -> str:
         steps = f"{self.tokens_per_step:.2f} tokens per step in {self.active.sum()} steps of {len(self.emitted)} rows"
         if not self.drafted:
@@ -119,6 +161,7 @@ class CompletedRow(NamedTuple):
     path: NDArray[np.int64] | None = None
     probs: Tensor | None = None
     log_probs: Tensor | None = None
+    trace: NDArray[np.float64] | None = None
 
 
 def merge_rows(
@@ -135,11 +178,13 @@ def merge_rows(
     path = None
     if parents is not None:
         path = _stacked([row.path for row in completed_rows if row.path is not None], steps, -1)
-    return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds, parents, path)
+    traces = [row.trace for row in completed_rows if row.trace is not None]
+    trace = _stacked(traces, steps, np.nan) if traces else None
+    return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds, parents, path, trace)
 
 
 def _stacked(arrays: list[NDArray[Any]], steps: int, filling: float) -> NDArray[Any]:
-    stacked = np.full((len(arrays), steps, arrays[0].shape[1]), filling, dtype=arrays[0].dtype)
+    stacked = np.full((len(arrays), steps, *arrays[0].shape[1:]), filling, dtype=arrays[0].dtype)
     for row, array in enumerate(arrays):
         stacked[row, : len(array)] = array
     return stacked

@@ -48,17 +48,20 @@ class Hooks:
         Record the seconds of each part of a step; the host then waits after each part.
     keep_probs
         Return the target's distribution of every new token.
+    trace
+        Record p(x), q(x) and r of every draft token x, which `Generation.show` prints.
     batch_class
         A subclass of `Batch` that makes the steps, such as a known bug.
 
     Examples
     --------
     >>> Hooks(timed=True)
-    Hooks(timed=True, keep_probs=False, batch_class=None)
+    Hooks(timed=True, keep_probs=False, trace=False, batch_class=None)
     """
 
     timed: bool = False
     keep_probs: bool = False
+    trace: bool = False
     batch_class: type[Batch] | None = None
 
 
@@ -90,11 +93,18 @@ class Generation:
     probs: list[Tensor] | None = None
     prompts: list[list[int]] = field(default_factory=list)
     texts: list[str] | None = None
+    tokenizer: Any = None
 
     def __repr__(self) -> str:
         lines = [f"{len(self.tokens)} completions, {sum(map(len, self.tokens))} tokens", str(self.record)]
         lines += [shown(text) for text in (self.texts or [])[:3]]
         return "\n".join(lines)
+
+    def show(self, row: int, step: int) -> str:
+        """A step of a row, to print: what was drafted, accepted and emitted, and with `Hooks(trace=True)`
+        p, q and r of each draft token."""
+        text = str if self.tokenizer is None else lambda token: repr(self.tokenizer.decode([token]))
+        return self.record.show(row, step, len(self.prompts[row]), text)
 
     def to_jsonl(self, file: str | Path) -> None:
         """Write a line of JSON for each prompt, which `specnb-audit audit` reads."""
@@ -286,7 +296,7 @@ class Sampler:
         batch.clear(eos)
         generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
         texts = None if self.tokenizer is None else self.tokenizer.batch_decode(generation.tokens)
-        return replace(generation, prompts=prompts, texts=texts)
+        return replace(generation, prompts=prompts, texts=texts, tokenizer=self.tokenizer)
 
     def token_lists(self, prompts: Any) -> list[list[int]]:
         return token_lists(prompts, padding_tokens(self.target), self.tokenizer)
@@ -311,7 +321,7 @@ class Sampler:
         setup = Setup(
             self.private.modules, self.drafter, self.gamma, rows, slots, steps, sampling=self.sampling, rule=self.rule,
             eos=eos, keep_probs=self.hooks.keep_probs, log_probs=self.check is not None,
-            two_widths=self.private.compiled is not None,
+            two_widths=self.private.compiled is not None, trace=self.hooks.trace,
         )  # fmt: skip
         require_memory(setup)
         if self.check is not None:

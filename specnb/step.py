@@ -46,6 +46,8 @@ class Setup:
     keep_probs, log_probs
         Whether to keep the target's distribution, or the log-probability before temperature and
         filters, of every new token.
+    trace
+        Whether to keep p, q and r of every draft token.
     two_widths
         Whether passes on a CPU have one of two widths, because they are compiled.
     """
@@ -62,6 +64,7 @@ class Setup:
     keep_probs: bool = False
     log_probs: bool = False
     two_widths: bool = False
+    trace: bool = False
 
     @property
     def probs_dtype(self) -> torch.dtype:
@@ -90,6 +93,8 @@ class State:
         Accepted nodes of a tree.
     probs, log_probs : (rows, tokens, vocab), (rows, tokens)
         Of each emitted token, if they are kept.
+    trace : (rows, steps, gamma, 3)
+        p and q of each draft token, and the r that it was tested with, if they are kept.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -114,6 +119,7 @@ class State:
         tokens = steps + gamma + 1
         self.probs = zeros(tokens, vocabulary(setup.target), dtype=setup.probs_dtype) if setup.keep_probs else None
         self.log_probs = zeros(tokens, dtype=torch.float64) if setup.log_probs else None
+        self.trace = zeros(steps + 1, gamma, 3, dtype=torch.float64) if setup.trace else None
 
     def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
         longest = max(map(len, prompts))
@@ -161,6 +167,16 @@ class State:
         places = (self.lengths - self.starts)[:, None] + self.offsets[: values.shape[1]]
         kept[self.rows[:, None], places] = values.to(kept.dtype)
 
+    def keep_trace(self, p: Tensor, proposal: Proposal, r: Tensor) -> None:
+        """Keep p and q `(rows, width, vocab)` at the draft tokens, and r `(rows, width)`; call it before
+        `remember` counts the step."""
+        assert self.trace is not None
+        tokens = proposal.draft_tokens[..., None]
+        chosen = [probs.gather(-1, tokens.clamp_min(0)) for probs in (p, proposal.q)]
+        values = torch.cat([*(one.double() for one in chosen), r[..., None]], dim=-1).where(tokens >= 0, torch.nan)
+        missing = self.gamma - values.shape[1]
+        self.trace[self.rows, self.steps] = pad(values, (0, 0, 0, missing), value=torch.nan)
+
     def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
         numbers = (outcome.accepted[:, None], outcome.token[:, None], emitted[:, None])
         draft_tokens, missing = proposal.draft_tokens, self.gamma - beta.shape[1]
@@ -183,6 +199,7 @@ class State:
                 path[:steps].astype(np.int64),
                 None if self.probs is None else self.probs[row, : end - start].clone(),
                 None if self.log_probs is None else self.log_probs[row, : end - start].clone(),
+                None if self.trace is None else self.trace[row, :steps].clone().cpu().numpy(),
             )
             for row, (tokens, start, end, steps, record, path) in zip(rows, columns, strict=True)
         ]
@@ -311,9 +328,13 @@ class Batch:
             draft_tokens = self.checked(draft_tokens, q)
         p = standardise(logits, self.sampling, check=False)
         shape = () if self.tree is None else (self.tree,)
-        outcome = self.rule(p, q, draft_tokens, *self.verification_uniforms(), *shape)
+        accept_uniforms, final_uniform = self.verification_uniforms()
+        outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform, *shape)
         require_outcome(outcome, len(p), with_path=self.tree is not None)
-        beta = overlap(p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries], q)
+        p_of_drafts = p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries]
+        beta = overlap(p_of_drafts, q)
+        if state.trace is not None:
+            state.keep_trace(p_of_drafts, Proposal(draft_tokens, q), accept_uniforms)
 
         # The accepted path of a tree takes the place of a chain.
         chain = Proposal(draft_tokens, q)
@@ -415,6 +436,7 @@ def require_memory(setup: Setup) -> None:
     if drafter is not None:
         row += slots * len(drafter.hidden_layers) * decoder_config(target).hidden_size * target.dtype.itemsize
         row += slots * cache_bytes(drafter.draft_model) if drafter.draft_model is not None else 0
+    row += 8 * (setup.steps + 1) * 3 * setup.gamma * setup.trace
     if setup.keep_probs:
         row += (setup.steps + setup.gamma + 1) * vocabulary(target) * setup.probs_dtype.itemsize
     free = free_memory(target.device)

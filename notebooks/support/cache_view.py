@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -13,7 +13,6 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from notebooks.support.figures import COLOURS, PAGE
-from studies.batching.batch_layouts import CompactedBatch, MaskedBatch, Rows
 
 ENTRY_KINDS = {"sequence": "target", "newest": "recovered", "accepted": "accepted", "rejected": "rejected"}
 PADDING = "\u00d7"
@@ -34,16 +33,15 @@ class Snapshot(NamedTuple):
     moves: bool
 
 
-def snapshot(rows: Rows) -> Snapshot:
-    """The cache of one of the layouts in `studies.batching.batch_layouts`."""
-    lengths = rows.lengths.cpu().numpy()
-    if isinstance(rows, MaskedBatch):
-        owners, positions = np.indices((len(lengths), rows.runner.capacity))
-        return Snapshot(owners, positions, lengths, moves=False)
-    assert isinstance(rows, CompactedBatch)
-    owners, positions = rows.owners.cpu().numpy(), rows.positions.cpu().numpy()
-    if len(owners) > 1:
-        owners = np.indices(owners.shape)[0]
+def snapshot(batch: Any) -> Snapshot:
+    """The cache of one of the layouts of notebook 11: packed sequences have `owners`, padded rows
+    `positions`, and rows with pointers neither."""
+    lengths = batch.lengths.numpy().copy()
+    if not hasattr(batch, "positions"):
+        owners, slots = np.indices((len(lengths), batch.kept.slots))
+        return Snapshot(owners, slots, lengths, moves=False)
+    positions = np.atleast_2d(batch.positions.numpy())
+    owners = batch.owners.numpy()[None] if hasattr(batch, "owners") else np.indices(positions.shape)[0]
     return Snapshot(np.where(positions < 0, -1, owners), positions.clip(-1), lengths, moves=True)
 
 
@@ -69,6 +67,7 @@ def draw_caches(
         axis.text(-0.5, tall * number + 1.5, moment, rotation=90, ha="right", va="center", fontsize=7)
     axis.set(xlim=(-2, lefts[-1] - GAP + 0.5), ylim=(tall * len(moments) - 0.5, -1.5), aspect="equal")
     axis.axis("off")
+    axis.set_title("With pointers only lengths change; the other layouts move entries")
     figure.legend([Rectangle((0, 0), 1, 1, fc=COLOURS[ENTRY_KINDS[kind]]) for kind in ENTRY_KINDS], ENTRY_KINDS,
                   loc="outside lower center", ncols=len(ENTRY_KINDS))  # fmt: skip
     return figure
@@ -85,10 +84,10 @@ def _draw(
             kind = "sequence" if place < 0 else "newest" if place == 0 else drafted_kind
             here = shot.positions[row, column] < shot.lengths[owner]
             axis.add_patch(Rectangle(at, 1, 0.9, fc=COLOURS[ENTRY_KINDS[kind]], alpha=1 if here else 0.2))
-            axis.text(at[0] + 0.5, at[1] + 0.5, "abcdefgh"[owner] if here else "", color="white", fontsize=5,
+            axis.text(at[0] + 0.5, at[1] + 0.5, "abcdefgh"[owner] if here else "", color="white", fontsize=7,
                       ha="center", va="center")  # fmt: skip
         elif owner < 0:
-            axis.text(at[0] + 0.5, at[1] + 0.5, PADDING, color=COLOURS["muted"], fontsize=6, ha="center", va="center")
+            axis.text(at[0] + 0.5, at[1] + 0.5, PADDING, color=COLOURS["muted"], fontsize=7, ha="center", va="center")
         axis.add_patch(Rectangle(at, 1, 0.9, fill=False, ec="white" if owner >= 0 else COLOURS["muted"], lw=0.4))
         if not shot.moves:
             axis.add_patch(Rectangle(at, 1, 0.9, fill=False, ec=COLOURS["muted"], lw=0.3))

@@ -291,6 +291,18 @@ def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: py
     assert all(len(seconds) >= made.record.target_passes.max() for seconds in made.record.seconds.values())
 
 
+@pytest.mark.parametrize("compile", [False, "graph"])
+def test_a_trace_is_that_of_the_cpu_and_nothing_is_read_for_it(compile: Any, steps: list[Log]) -> None:
+    common = COMMON | {"gamma": 3, "hooks": Hooks(trace=True)}
+    expected = on_the_cpu(target(), PROMPTS, draft(), **common).record.trace
+    steps.clear()
+    made = generate(placed(target()), PROMPTS, placed(draft()), compile=compile, **common).record.trace
+    assert expected is not None
+    assert made is not None
+    np.testing.assert_allclose(made, expected, rtol=0, atol=bound(1e-12))
+    assert kinds(steps[1:]) == {"replay" if compile else "launch"}
+
+
 def test_a_graph_keeps_its_drafter(any_device: Any) -> None:
     """With another cache in the drafter, the graph would go on with memory that is somebody
     else's."""

@@ -89,6 +89,20 @@ def test_a_record_is_as_long_as_the_longest_row_and_says_nothing_of_steps_that_w
     assert merge_rows([of_steps(1, 10)], {}).path is None, "a chain has none"
 
 
+def test_a_step_is_printed_as_it_went() -> None:
+    assert RECORD.show(0, 0, begin=4).splitlines() == [
+        "position 4, gamma 2, accepted 2", "  [5] 5  accepted", "  [6] 0  accepted", "  [7] 10: bonus",
+    ]  # fmt: skip
+    second = RECORD.show(0, 1, begin=4).splitlines()
+    assert second[1:] == ["  [8] 7  rejected", "  [9] 8  not tested", "  [8] 11: recovered"]
+    assert RECORD.show(0, 2).splitlines()[1:] == ["  [5] 9  accepted", "  [6] 12: bonus"], "where one was proposed"
+    assert RECORD.show(1, 0, text="<{}>".format).splitlines()[-2:] == [
+        "  [3] <13>: bonus", "  the sequence ended: 1 of these not emitted",
+    ]  # fmt: skip
+    with pytest.raises(IndexError, match="row 1 made 1 steps, and step 1 is not one of them"):
+        RECORD.show(1, 1)
+
+
 def test_the_clock_waits_for_a_gpu_and_for_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[object] = []
     monkeypatch.setattr(torch.cuda, "synchronize", seen.append)

@@ -250,6 +250,52 @@ def test_each_part_of_each_step_is_timed_once(monkeypatch: pytest.MonkeyPatch) -
     assert (untimed.record.seconds, untimed.tokens) == ({}, made.tokens)
 
 
+@pytest.mark.parametrize("draft", [DRAFT, PatchyDrafter(DRAFT)], ids=["a model", "patchy"])
+def test_the_p_q_and_r_of_a_trace_decided_and_nothing_else_changes(draft: Any) -> None:
+    """Rows are refilled, and the last steps cut. p is also that of the tokens emitted."""
+    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 7, "batch_size": 3, "progress": False}
+    made = generate(TARGET, MORE, draft, **asked, hooks=Hooks(trace=True, keep_probs=True))
+    assert made.tokens == generate(TARGET, MORE, draft, **asked).tokens
+    record = made.record
+    assert record.trace is not None
+    assert (np.isnan(record.trace).all(axis=-1) == (record.draft_tokens < 0)).all()
+    p, q, r = (record.trace[..., part][record.tested] for part in range(3))
+    accepted = record.accepted_nodes[record.tested]
+    assert ((r < np.minimum(1, p / q)) == accepted).all()
+    assert 0 < accepted.sum() < len(accepted)
+    assert made.probs is not None
+    for row, (tokens, probs) in enumerate(zip(made.tokens, made.probs, strict=True)):
+        begins = record.emitted[row].cumsum() - record.emitted[row]
+        for step, at in zip(*np.nonzero(record.accepted_nodes[row] & record.active[row][:, None]), strict=True):
+            if at < record.emitted[row, step]:
+                place = begins[step] + at
+                assert record.trace[row, step, at, 0] == float(probs[place, tokens[place]])
+
+
+def test_a_step_of_a_tree_is_traced_and_shown() -> None:
+    made = generate(
+        TARGET, PROMPTS, TableTreeDrafter(DEPTH_2), gamma=len(DEPTH_2), max_new_tokens=8, progress=False,
+        hooks=Hooks(trace=True),
+    )  # fmt: skip
+    record = made.record
+    assert record.trace is not None
+    first = [node for node, parent in enumerate(DEPTH_2) if parent not in DEPTH_2[:node]]
+    tested = record.tested[..., first]
+    p, q, r = (record.trace[..., first, part][tested] for part in range(3))
+    assert ((r < p / q) == record.accepted_nodes[..., first][tested]).all(), "the residual tests later siblings"
+    for row, step in zip(*np.nonzero(record.active), strict=True):
+        shown = made.show(row, step)
+        assert shown.count("  accepted\n") == record.accepted[row, step]
+        assert (f"{record.token[row, step]}: bonus" in shown) == (f"{record.token[row, step]}: recovered" not in shown)
+
+
+def test_a_step_is_shown_with_texts_and_without_a_trace() -> None:
+    made = generate(TARGET, [[1, 2]], DRAFT, gamma=2, max_new_tokens=4, eos=0, progress=False)
+    for step in range(made.record.target_passes[0]):
+        assert made.show(0, step).startswith(f"position {2 + made.record.emitted[0, :step].sum()}, gamma 2, accepted ")
+        assert "p/q" not in made.show(0, step)
+
+
 class Bar:
     """Stands for tqdm: what it was made with, and where it was after each move."""
 

@@ -14,11 +14,11 @@ from typing import Any
 from unittest.mock import patch
 
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from specnb.cache import RaggedCache
 from specnb.step import Batch, Setup
-from studies.batching.operations import Operation, OperationRecorder
 
 WAITS = {"nonzero", "masked_select", "_unique2"}
 """Operations whose result has a size that depends on the values of a tensor. A number read by
@@ -26,25 +26,27 @@ Python is not found here (and need not be: what follows from it would not be rep
 without values show it."""
 
 
-class Tape:
+class Tape(TorchDispatchMode):
     """The operations of one call of `function`; later calls replay them."""
 
     def __init__(self, function: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
         self.function = function
         self.operations: list[tuple[Callable[[], Any], list[Tensor | None]]] = []
 
-    def record(self, operation: Operation) -> None:
-        name = operation.function.overloadpacket.__name__
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
         assert name not in WAITS, f"{name} makes the host wait"
-        again = partial(operation.function, *operation.args, **operation.kwargs)
-        known = {_memory(tensor) for tensor in operation.inputs}
-        results = tree_leaves(operation.result)
-        new = [one if isinstance(one, Tensor) and _memory(one) not in known else None for one in results]
+        again = partial(func, *args, **(kwargs or {}))
+        result = again()
+        known = {_memory(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        new = [one if isinstance(one, Tensor) and _memory(one) not in known else None for one in tree_leaves(result)]
         self.operations.append((again, new))
+        return result
 
     def __call__(self) -> Any:
         if not self.operations:
-            with OperationRecorder(self.record), patch.object(RaggedCache, "shortens", False):
+            with self, patch.object(RaggedCache, "shortens", False):
                 self.result = self.function()
             return self.result
         for again, new in self.operations:

@@ -2,8 +2,7 @@
 
 `KNOWN_BUGS` are the bug suite: bugs of a step and of the loop, which `generate` can run.
 `MORE_BUGS` are more bugs of a step, which it can run too; no bet of the audit was designed for
-those of them in `HELD_OUT_BUGS`. Batch layouts (`studies/batching`), beam search and tree attention
-(in the tests) have known bugs too.
+those of them in `HELD_OUT_BUGS`. Beam search and tree attention (in the tests) have known bugs too.
 """
 
 from __future__ import annotations
