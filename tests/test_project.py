@@ -186,7 +186,7 @@ def test_readme_says_how_fast_the_real_model_and_a_gpu_were_measured_to_be() -> 
     record = json.loads((results / "workloads.record.json").read_text(encoding="utf-8"))
     assert f"two threads of this machine: {record['processor']}" in _readme()
     timed = pd.read_csv(results / "workloads.csv").query("temperature == 0").set_index(["kind", "way"])
-    names = ["transformers", "transformers, prompt lookup", "llama.cpp, n-grams", "plain, compiled", "auto, compiled"]
+    names = ["transformers", "transformers, prompt lookup", "llama.cpp, n-grams", "plain, compiled", "copies, compiled"]
     names += ["copies or head 1, compiled"]
     for kind in ("chat", "summary", "edit"):
         ways = timed.loc[kind].loc[names]

@@ -27,19 +27,6 @@ def _stored(number: str, claim: str, name: str) -> float:
 
 
 def _sentences() -> Iterator[tuple[str, str]]:
-    packed = _table("12_verify_cost").query("layout == 'packed'").groupby("dtype")["v(5)"].agg(["min", "max"])
-    single = "{min:.2f} to {max:.2f}".format(**packed.loc["float32"].to_dict())
-    yield "12", f"five tokens cost {single} of one in float32, and at most {packed['max']['bfloat16']:.2f} in bfloat16"
-    every = _table("12_tables").set_index("table")
-    costed, free = (every[every.free.notna()].drop("all")[name].sum() for name in ("rows", "free"))
-    said = f"Of {every.rows['all']} recorded speed-ups {every.within['all']} are within ten per cent of the prediction"
-    yield "12", f"{said}; if verifying is taken to be free, {free:.0f} of {costed}"
-    groups = (["drafters", "drafter_choice"], ["bench_walltime", "recommendation"])
-    here, elsewhere = ("{within} of {rows}".format(**every.loc[names, ["within", "rows"]].sum()) for names in groups)
-    yield "12", f"{here} predictions are within ten per cent; where $\\alpha$ and the costs"
-    yield "12", f"and the costs were measured apart (chains), {elsewhere}"
-    over = _table("pair_speeds").query("compiled and drafter != 'none' and prompts == 'held-out'").speed_up - 1
-    yield "12", f"gain {100 * over.min():.0f} to {over.max():.0%} on text like its training text"
     gain = _table("distillation").set_index(["temperature", "draft", "along"]).over_shipped[1]
     names = ("total variation", "reverse KL", "forward KL")
     text, own = ([f"{gain[name][along]:.3f}" for name in names] for along in ("held-out text", "samples of the target"))
@@ -141,21 +128,6 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "11", f"Captured, the first adds {first.min():.2f} to {first.max():.2f}"
     gains = f"for a target of 6 billion weights, and {1 / real.max():.1f} to {1 / real.min():.1f} times for SmolLM2"
     yield "docs/decode.md", f"is then {1 / large:.1f} times as fast as without {gains}"
-    real = _table("workloads").set_index(["way", "kind", "temperature", "top_p"]).sort_index()
-    both, lookup = real.loc["copies or head 1, compiled"], real.loc["transformers, prompt lookup"].ms_per_token
-    gains = f"{both.speed_up.min():.2f} to {both.speed_up.max():.2f}"
-    assert (both.over == "plain, compiled").all()
-    yield "13", f"are {gains} times as fast as compiled plain decoding"
-    yield "13", f"both together are {gains} times as fast as compiled plain decoding"
-    yield "13", f"and {(both.speed_up_low > 1).sum()} of {len(both)} intervals lie above 1"
-    ahead = lookup / both.ms_per_token
-    yield "13", f"compiled, {ahead.min():.2f} to {ahead.max():.2f} times in all {len(both)}"
-    ahead = real.loc["llama.cpp, n-grams"].ms_per_token / both.ms_per_token
-    said = f"above 1 in {(ahead > 1).sum()} of {len(ahead)}"
-    yield "13", f"it is {ahead.min():.2f} to {ahead.max():.2f} times as fast: {said}"
-    chosen = real.loc[["auto", "auto, compiled"]]
-    above, below = (chosen.speed_up_low >= 0.97).sum(), (chosen.speed_up_high < 0.97).sum()
-    yield "13", f"Of the {len(chosen)} intervals, eager and compiled, {above} lie above 0.97 entirely and {below} below"
     held_out = _table("audit/04_held_out")
     fit, nearer = ((held_out[way] / held_out.measured - 1).abs().median() for way in ("fit", "nearer line"))
     yield (

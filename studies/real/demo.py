@@ -7,19 +7,17 @@ kinds.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from specnb.distributions import Sampling
 from specnb.heads import FallbackDrafter
 from specnb.ngram import PromptLookupDrafter
-from specnb.record import now
 from specnb.sampler import Generation, generate
-from specnb.statistics import Job, measured_on, ratio_of_medians, time_round
+from specnb.statistics import measured_on, ratio_of_medians
 from studies.real.smollm2 import as_chat, head_drafter, model_and_tokenizer
+from studies.study import timed_in_turn
 
 EDIT = """Use an f-string in the return line and rename the function to greeting.
 
@@ -51,28 +49,26 @@ def run(new_tokens: int = 64, rounds: int = 3, questions: dict[str, str] = QUEST
     """Prints the answers at temperature 0, and how much faster speculation made them."""
     target, tokenizer = model_and_tokenizer("float32")
     for kind, question in questions.items():
-        made, seconds = timed(target, as_chat(tokenizer, question), tokenizer.eos_token_id, new_tokens, rounds, kind)
+        made, seconds = timed(target, as_chat(tokenizer, question), tokenizer.eos_token_id, new_tokens, rounds)
         answer = tokenizer.decode(made["speculative"].tokens[0], skip_special_tokens=True)
         print(f"{kind}: {question}\n\n{answer}\n\n{comparison(made, seconds)}\n")
     print(f"Medians of {rounds} rounds, {measured_on(target.dtype)}")
 
 
 def timed(
-    target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int, kind: str
+    target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int
 ) -> tuple[dict[str, Generation], np.ndarray]:
     """What each of `WAYS` generated, and seconds `(rounds, ways)`, measured in turn."""
     sampling, made = Sampling(temperature=0), dict[str, Generation]()
     copies, head = PromptLookupDrafter(target.config.vocab_size, shortest=2), head_drafter(target, sampling, most=2)
     drafts = dict(zip(WAYS, (None, FallbackDrafter(copies, head, 10)), strict=True))
 
-    def call(way: str) -> None:
+    def call(way: str, prompt: list[int], _: int) -> None:
         made[way] = generate(
             target, [prompt], drafts[way], max_new_tokens=new_tokens, sampling=sampling, eos=eos, progress=False
         )
 
-    jobs, order = [Job(partial(call, way)) for way in WAYS], np.random.default_rng(0)
-    bar = tqdm(range(rounds + 1), desc=kind, leave=False)  # the first round warms up
-    return made, np.stack([time_round(jobs, partial(now, target.device), order) for _ in bar])[1:]
+    return made, timed_in_turn(call, WAYS, [prompt] * rounds)
 
 
 def comparison(made: dict[str, Generation], seconds: np.ndarray) -> str:
