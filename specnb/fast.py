@@ -389,7 +389,8 @@ class CompiledLayers:
         kind = self.kinds[number]
         key = (kind, hidden.shape, cache.capacity)
         if key not in self.ready:
-            torch._dynamo.mark_dynamic(given[masks[0]], 3)
+            if hidden.device.type == "cpu":  # elsewhere a pass reads all slots
+                torch._dynamo.mark_dynamic(given[masks[0]], 3)
             self.ready[key] = compiled(partial(_run_layer, caches[0], masks[0]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings inside the compiler
@@ -463,11 +464,13 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     Raises `RuntimeError` where there is no C++ compiler.
     """
     require_compiler()
+
+    def own(*given: Any) -> Any:
+        return function(*given)
+
+    own.__code__ = own.__code__.replace()  # torch keeps what it compiled with this object
     options = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
-    own: Any = lambda *given: function(*given)  # noqa: E731  # a new one each time shares nothing
-    return torch.compile(  # type: ignore[call-overload, no-any-return]  # the stub lacks isolate_recompiles
-        own, fullgraph=True, dynamic=False, isolate_recompiles=True, options=options
-    )
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
 def has_compiler() -> bool:

@@ -1,4 +1,4 @@
-"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, at two temperatures.
+"""Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, at temperatures 0 and 1.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt
 (`studies.speed.calls`), each by a sampler of its own. The drafter copies from the text so far (prompt lookup), at most

@@ -1,65 +1,91 @@
 """The sampler on one CUDA device: is it exact there, what do forward passes cost, how fast are
 whole calls?
 
-Ten minutes on one card: `python -m studies gpu`. Each item is measured by itself, with the `commit`
-of its code; its lines have the columns of its kind:
+`python -m studies gpu` writes each item as it is had, the most important first, and goes on where it
+was. Each item is measured by itself, with the `commit` of its code; its lines have the columns of
+its kind:
 
-- `audit`: tokens sampled from the target, speculatively and captured, and what the audit says of
-  them: its verdict, log10 of its e-value, and the interval of the total variation per token
+- `card`: gigabytes per second of a copy (read and written), and 10^12 operations per second of a
+  product of two bfloat16 matrices: the floors of everything else
+- `audit`: tokens sampled from the target, speculatively, captured and compiled, for a chain, a tree
+  and rows that are refilled; and what the audit says of them: its verdict, log10 of its e-value, and
+  the interval of the total variation per token
 - `pass`: `cost` is v(n), the time of a forward pass of the target over `n` tokens of each of `rows`
-  sequences, over that of one token each, with an interval over repetitions; for the draft, c
-- `call`, `graph`, `compiled`: whole calls for `rows` copies of a prompt, all ways in turn on each
-  prompt. `speed_up` is the time per token of the fastest way to decode plainly (`over`) over this
-  one's, with an interval over prompts; `predicted` is tokens per step over the cost of a step, from
-  captured passes timed in the same item
+  sequences, over that of one token each, with an interval over repetitions; for the draft, c.
+  `reading` and `arithmetic` are the milliseconds that the weights and the products would take on
+  `card`'s rates; the larger of them is the floor, their sum a pass without any overlap
+- `call`, `graph`, `compiled`, `static`: whole calls for `rows` copies of a prompt, all ways in turn on
+  each prompt. `speed_up` is the time per token of the fastest way to decode plainly (`over`) over
+  this one's, with an interval over prompts; `predicted` is tokens per step over the cost of a step,
+  from captured passes timed in the same item
+- `part`: milliseconds of each part of a step, and the fraction of a call in which the device works
 
-Ways to decode are ours, captured as a graph (`compile="graph"`), with the number of draft tokens; in
-`call` also eager, and transformers' own generation, with prompt lookup or the draft model; in
-`compiled` some whose layers torch compiles before they are captured (`compile=True`).
+Ways to decode are ours, captured as a graph (`compile="graph"`) or with layers that torch compiles
+before they are captured (`compile=True`), with the number of draft tokens; in `call` also eager, and
+transformers' own generation, with prompt lookup or the draft model; in `static` with its static
+cache, which it compiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from specnb.cost import Costs, measure_costs
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.loading import Pair
-from specnb.sampler import Sampler, generate, slots_for
-from specnb.statistics import bootstrap, machine
+from specnb.record import now
+from specnb.sampler import Hooks, Sampler, generate, slots_for
+from specnb.statistics import Job, bootstrap, machine, time_round
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
 from studies.speed.gpu_setups import CUDA, Setup, setup
 from studies.study import Study, columns, commit, timed_in_turn
 
 CONTEXT = 128  # tokens before the forward passes that are timed alone
+LARGE = 2**26  # numbers that are copied; with as many in a square matrix, a product
+REPEATED = 10  # copies and products
 Line = dict[str, Any]
 # Number of a prompt and its tokens -> new tokens a row, and steps.
 Way = Callable[[int, list[int]], tuple[int, int]]
 
 
+def rates() -> Iterator[Line]:
+    """How fast this card copies, and multiplies."""
+    many = torch.zeros(LARGE, dtype=torch.bfloat16, device=CUDA)
+    square = torch.zeros(int(LARGE**0.5), int(LARGE**0.5), dtype=torch.bfloat16, device=CUDA)
+    work = {"copy": (many.clone, 2e-9 * many.nbytes), "product": (lambda: square @ square, 2e-12 * len(square) ** 3)}
+    for name, (function, amount) in work.items():
+        jobs = [Job(function, before=[function], times=REPEATED)]
+        seconds = [time_round(jobs, partial(now, many.device), np.random.default_rng(0))[0] for _ in range(REPEATED)]
+        yield {"way": name, "rate": amount / np.median(seconds)}
+
+
 def audited(given: Setup, temperature: float, sequences: int, new_tokens: int) -> Iterator[Line]:
-    """What the audit says of tokens that each drafter helped to sample, in one captured batch."""
+    """What the audit says of tokens that each drafter helped to sample, in batches of half of the
+    rows, which are refilled."""
     prompts = (given.prompts * sequences)[:sequences]
     sampling = Sampling(temperature)
-    for name, (make, gammas) in given.drafters.items():
+    modes: dict[str, Compile] = {"graph": "graph", "compiled": True}
+    for (name, (make, gammas)), mode in product(given.drafters.items(), modes):
         gamma = gammas[0]
         made = generate(
             given.target, prompts, make(sampling), gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
-            compile="graph", progress=False,
+            compile=modes[mode], batch_size=-(-sequences // 2), progress=False,
         )  # fmt: skip
         report = audit(
             given.target, made.tokens, prompts=prompts, sampling=sampling, max_new_tokens=new_tokens,
             engine=Engine(dtype=given.target.dtype), progress=False,
         )  # fmt: skip
-        found: Line = {"way": name, "gamma": gamma, "rows": sequences, "tokens": report.tokens}
+        found: Line = {"way": f"{name}, {mode}", "gamma": gamma, "rows": sequences, "tokens": report.tokens}
         found |= {"tokens_per_step": sum(map(len, made.tokens)) / made.record.target_passes.sum()}
         yield found | {
             "verdict": report.verdict, "log10_e": report.log10_e_peak, "tv_low": report.tv.low,
@@ -75,12 +101,16 @@ def costs_of(given: Setup, rows: int, compile: Compile, lengths: tuple[int, ...]
     )
 
 
-def passes(given: Setup, rows: int, compile: Compile, costs: Costs) -> Iterator[Line]:
+def passes(given: Setup, rows: int, way: str, costs: Costs, card: dict[str, float]) -> Iterator[Line]:
     """A line for each length of the target's pass, and one for the draft's."""
-    about: Line = {"way": "graph" if compile else "eager", "rows": rows}
+    about: Line = {"way": way, "rows": rows}
     medians = 1e3 * np.median(costs.target, axis=0)
+    weights = [weight for name, weight in given.target.named_parameters() if "embed" not in name]
+    reading = sum(weight.nbytes for weight in weights) / (1e6 * card["copy"])
+    of_one = 2 * sum(weight.numel() for weight in weights) / (1e9 * card["product"])
     for n, ms, cost in zip(costs.lengths, medians, costs.verify_costs, strict=True):
-        yield about | {"model": "target", "n": n, "ms": ms} | columns("cost", cost)
+        floors = {"reading": reading, "arithmetic": of_one * rows * n}
+        yield about | {"model": "target", "n": n, "ms": ms} | columns("cost", cost) | floors
     if given.draft is not None:
         ms = 1e3 * np.median(costs.draft[:, 0])
         yield about | {"model": "draft", "n": 1, "ms": ms} | columns("cost", costs.cost_ratio)
@@ -107,14 +137,15 @@ def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes
     ways: dict[str, Way] = {}
     for mode, compile in modes.items():
         ways[f"plain, {mode}"] = way(None, 0, compile)
-        for name, gamma in drafted[:1] if mode == "compiled" else drafted:
-            # a graph holds its tensors, so each way has its own.
+        for name, gamma in drafted:
+            # A graph holds its tensors, so each way has its own.
             ways[f"{name} {gamma}, {mode}"] = way(given.drafters[name][0](sampling), gamma, compile)
     return ways
 
 
-def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int) -> dict[str, Way]:
-    """The same by transformers' own generation, which assists single sequences only."""
+def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, static: bool) -> dict[str, Way]:
+    """The same by transformers' own generation, which assists single sequences only; or plainly with
+    its `static` cache."""
     target: Any = given.target
     end = -1 if given.eos is None else given.eos
 
@@ -131,6 +162,8 @@ def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int) -> 
         ended = (new == end).int().cumsum(dim=1) - (new == end).int()
         return int((ended == 0).sum()), 0
 
+    if static:
+        return {"plain, transformers static": partial(call, {"cache_implementation": "static"})}
     ways: dict[str, Way] = {"plain, transformers": partial(call, {})}
     if rows == 1 and given.draft is not None:
         ways["model, transformers"] = partial(call, {"assistant_model": given.draft})
@@ -168,19 +201,56 @@ def calls(ways: dict[str, Way], given: Setup, prompts: int, rows: int, predict: 
         yield found
 
 
-def predicted(costs: Costs, drafts: bool, way: str, tokens_per_step: float) -> float:
+def predicted(costs: Costs, timed: str, drafts: bool, way: str, tokens_per_step: float) -> float:
     """Tokens per step over the cost of one: v(gamma + 1), and gamma c if a model drafts; copies
     cost nothing.
 
-    Not a number for a head, whose cost was not timed, for `auto`, and for ways that are not just
-    captured.
+    Not a number for a head and a tree, whose costs were not timed, and for ways that run in another
+    mode than the passes.
     """
     name, mode = way.split(", ")
-    number = "0" if name == "plain" else name.rsplit(" ", 1)[1]
-    if mode != "graph" or name.startswith("head") or number == "auto":
+    if mode != timed or name.startswith(("head", "tree")):
         return float("nan")
-    gamma = int(number)
+    gamma = 0 if name == "plain" else int(name.rsplit(" ", 1)[1])
     return float(tokens_per_step / (costs.verify_cost(gamma + 1) + gamma * drafts * costs.cost_ratio.value))
+
+
+def parts(given: Setup, sampling: Sampling, new_tokens: int) -> Iterator[Line]:
+    """Milliseconds of each part of a step, each a graph of its own, and how long the device works in a
+    call whose step is one graph."""
+    (name, (make, gammas)), *_ = given.drafters.items()
+    for mode, compile in (("graph", "graph"), ("compiled", True)):
+        about: Line = {"way": f"{name} {gammas[0]}, {mode}", "rows": 1}
+        samplers = [
+            Sampler(
+                given.target, make(sampling), gamma=gammas[0], sampling=sampling, compile=compile, check=False,  # type: ignore[arg-type]
+                hooks=Hooks(timed=timed), progress=False,
+            )
+            for timed in (True, False)
+        ]  # fmt: skip
+        for sampler in samplers * 2:  # the first call captures
+            begun = now(given.target.device)
+            with busy() as found:
+                made = sampler.generate(given.prompts[:1], max_new_tokens=new_tokens)
+            elapsed = now(given.target.device) - begun
+            if made.record.seconds:
+                medians = {part: 1e3 * float(np.median(seconds)) for part, seconds in made.record.seconds.items()}
+        for part, ms in medians.items():
+            yield about | {"part": part, "ms": ms}
+        yield about | {"part": "device, of a call", "busy": sum(found) / elapsed}
+
+
+@contextmanager
+def busy() -> Iterator[list[float]]:
+    """The seconds that kernels take, filled at the end; none on a device that torch does not
+    profile."""
+    found: list[float] = []
+    if not torch.cuda.is_available():
+        yield found
+        return
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        yield found
+    found += [1e-6 * event.self_device_time_total for event in profiled.key_averages()]
 
 
 def measure(
@@ -195,20 +265,27 @@ def measure(
     if kind == "audit":
         lines += audited(given, 1.0, sequences, new_tokens)
     elif kind == "pass":
-        modes: tuple[Compile, ...] = (False, "graph")
-        for rows, compile in product((1, 16), modes):
-            lines += passes(given, rows, compile, costs_of(given, rows, compile, lengths, repetitions))
+        card = {line["way"]: line["rate"] for line in rates()}
+        lines += [about | {"kind": "card", "way": way, "rate": rate} for way, rate in card.items()]
+        modes: dict[str, Compile] = {"graph": "graph", "compiled": True}
+        for rows, mode in product((1, 16, 64), modes):
+            lines += passes(given, rows, mode, costs_of(given, rows, modes[mode], lengths, repetitions), card)
+    elif kind == "part":
+        lines += parts(given, Sampling(), new_tokens)
     else:
         text, temperature, rows = more[0], float(more[1]), int(more[2])
         sampling = Sampling(temperature)
         about |= {"prompts": text, "temperature": temperature}
-        added: dict[str, dict[str, Compile]] = {"call": {"eager": False}, "compiled": {"compiled": True}}
-        modes_of: dict[str, Compile] = {"graph": "graph", **added.get(kind, {})}
-        ways = own_ways(given, sampling, rows, new_tokens, modes_of)
-        if others and kind == "call":
-            ways |= other_ways(given, sampling, rows, new_tokens)
-        costs = costs_of(given, rows, "graph", lengths, repetitions)
-        lines += calls(ways, given, prompts, rows, partial(predicted, costs, given.draft is not None))
+        own: dict[str, dict[str, Compile]] = {
+            "call": {"eager": False, "graph": "graph"}, "graph": {"graph": "graph"}, "compiled": {"compiled": True},
+            "static": {"compiled": True},
+        }  # fmt: skip
+        ways = own_ways(given, sampling, rows, new_tokens, own[kind])
+        if others and kind in ("call", "static"):
+            ways |= other_ways(given, sampling, rows, new_tokens, kind == "static")
+        timed, compile = list(own[kind].items())[-1]
+        costs = costs_of(given, rows, compile, lengths, repetitions)
+        lines += calls(ways, given, prompts, rows, partial(predicted, costs, timed, given.draft is not None))
     return [about | line for line in lines]
 
 
@@ -222,12 +299,17 @@ STUDY = Study(
         "sequences": 2, "prompts": 2, "new_tokens": 8, "lengths": (1, 3, 5, 9), "repetitions": 3, "others": False,
     },
     items=(
-        "audit-pair-float32", "audit-smollm2-float32", "pass-smollm2-bfloat16", "pass-6b-bfloat16",
-        "call-6b-bfloat16-random-1-1", "call-smollm2-bfloat16-edit-0-1", "call-smollm2-bfloat16-chat-0-1",
-        "graph-6b-bfloat16-random-1-16", "graph-pair-float32-text-1-1",
+        "audit-pair-float32", "pass-6b-bfloat16", "pass-smollm2-bfloat16", "compiled-6b-bfloat16-random-1-1",
+        "compiled-smollm2-bfloat16-edit-0-1", "static-smollm2-bfloat16-chat-0-1", "part-smollm2-bfloat16",
+        "part-6b-bfloat16", "compiled-6b_0.6-bfloat16-random-1-1", "compiled-6b_0.9-bfloat16-random-1-1",
+        *(f"compiled-6b-bfloat16-random-1-{rows}" for rows in (4, 16, 64)), "audit-smollm2-float32",
+        "static-6b-bfloat16-random-1-1", "call-6b-bfloat16-random-1-1", "call-smollm2-bfloat16-edit-0-1",
+        "call-smollm2-bfloat16-chat-0-1", "graph-pair-float32-text-1-1",
         *(f"graph-smollm2-bfloat16-{text}-{temperature}-1" for temperature in (0, 1)
           for text in ("chat", "summary", "edit")),
-        "compiled-smollm2-bfloat16-edit-0-1",
     ),
-    small_items=("audit-tiny-float64", "pass-tiny-float64", "call-tiny-float64-random-1-1"),
+    small_items=(
+        "audit-tiny-float64", "pass-tiny-float64", "call-tiny-float64-random-1-1", "static-tiny_0.6-float64-random-1-1",
+        "part-tiny-float64",
+    ),
 )  # fmt: skip

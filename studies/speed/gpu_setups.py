@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb.drafters import ModelDrafter
+from specnb.drafters import ModelDrafter, TreeDrafter
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import load_pair
 from specnb.ngram import PromptLookupDrafter
@@ -23,6 +23,8 @@ from studies.speed.synthetic import synthetic_pair
 
 CUDA = "cuda"
 ALPHA = 0.8  # of pairs with random weights
+GAMMAS = (4, 1, 2, 3, 5, 6, 8)  # of a draft model; the first is audited and taken apart
+TREE = (-1, -1, 0, 0, 1)
 SHAPES = {"6b": (Shape(32, 4096, 14336, 32), Shape(16, 2048, 8192, 32)), "tiny": (Shape(2, 8, 8, 2), Shape(1, 8, 8, 2))}
 """Layers and widths of Llama 3.1 8B and Llama 3.2 1B, as GPT-NeoX: two matrices in a block instead
 of three."""
@@ -44,8 +46,8 @@ class Setup(NamedTuple):
 
 
 def setup(name: str, dtype: torch.dtype, kind: str = "chat") -> Setup:
-    """`pair` (the trained pair), `smollm2` with prompts of a `kind`, or one of `SHAPES`; the models
-    are made once."""
+    """`pair` (the trained pair), `smollm2` with prompts of a `kind`, or one of `SHAPES`, as `6b` or,
+    with an acceptance probability, `6b_0.6`; the models are made once."""
     return smollm2(dtype, kind) if name == "smollm2" else of_a_pair(name, dtype)
 
 
@@ -56,12 +58,15 @@ def of_a_pair(name: str, dtype: torch.dtype) -> Setup:
         pair = load_pair(device=CUDA, dtype=dtype)
         prompts = pairs.prompts_of(pair, "stdlib", len(pairs.MODULES))
     else:
+        name, _, alpha = name.partition("_")
         vocab, place = (64, "cpu") if name == "tiny" else (32_000, CUDA)
-        pair = synthetic_pair(ALPHA, *SHAPES[name], vocab=vocab, device=place, dtype=dtype)
+        pair = synthetic_pair(float(alpha or ALPHA), *SHAPES[name], vocab=vocab, device=place, dtype=dtype)
         prompts = np.random.default_rng(0).integers(vocab, size=(64, 32)).tolist()
     models: list[Any] = [pair.target, pair.draft]
     target, draft = (model.to(torch.device(CUDA)) for model in models)
-    drafters: dict[str, Any] = {"model": (lambda sampling: ModelDrafter(draft, sampling, capturable=True), (2, 4, 8))}
+    drafters: dict[str, Any] = {"model": (lambda sampling: ModelDrafter(draft, sampling, capturable=True), GAMMAS)}
+    if name == "pair":
+        drafters["tree"] = (lambda sampling: TreeDrafter(draft, TREE, sampling, capturable=True), (len(TREE),))
     return Setup(target, draft, drafters, prompts)
 
 

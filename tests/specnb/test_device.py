@@ -258,17 +258,25 @@ def test_distributions_are_kept(any_device: Any) -> None:
         assert torch.allclose(own.cpu(), other, rtol=0, atol=bound(1e-12))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device; what torch compiles is not simulated")
 @pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])
-def test_what_torch_compiles(drafter: Callable[[], Any], any_device: Any) -> None:
-    """The second time in the tensors of the first."""
+def test_what_torch_compiles(
+    drafter: Callable[[], Any], any_device: Any, steps: list[Log], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time in the tensors of the first. On the simulated device, what torch would compile
+    is run as it is."""
+    if not isinstance(any_device, RealCuda):
+        monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     made = drafter()
     there = placed(made) if isinstance(made, PreTrainedModel) else made
     sampler = Sampler(placed(target()), there, gamma=3, compile=True, progress=False)
     for seed in (8, 9):
         asked = ASKED | {"seed": seed}
         expected = on_the_cpu(target(), PROMPTS, made, gamma=3, progress=False, **asked)
+        steps.clear()
         require_equal(sampler.generate(PROMPTS, **asked), expected)
+        assert kinds(steps) == {"replay"}
+    assert sampler.private.compiled is not None
+    assert sampler.private.compiled.ready
 
 
 @pytest.mark.parametrize("compile", [False, "graph", True])
