@@ -56,8 +56,9 @@ def steps_of(gamma: int, new_tokens: int, draft: str = "base") -> int:
 
 
 def prompt_of() -> list[int]:
-    """A function with a hole."""
-    return examples(shared_tokenizer(), "held-out", "whole", 3)[0][0]
+    """A function with a hole, of more than 100 tokens."""
+    found = examples(shared_tokenizer(), "held-out", "whole", 6)
+    return next(prompt for prompt, _ in found if len(prompt) > 100)
 
 
 STUDY = Study(
