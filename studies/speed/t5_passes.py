@@ -1,7 +1,7 @@
 """Forward passes of the trained T5 and of one of its drafts: what the trace in notebook 12 (Figure 5) is drawn from.
 
 A line for each pass, of a model's encoder over an input, or of its decoder over `n` tokens after it. All are timed
-in turn, in float32; `cost` is the time over that of the target's decoder over one token, with a 95% interval over
+in turn, in float32, by the processor's time, in which other programs do not count; `cost` is the time over that of the target's decoder over one token, with a 95% interval over
 rounds. `steps` of a decoder's pass over n tokens: how many of them a completion of `new_tokens` tokens takes at
 temperature 0, with n - 1 draft tokens.
 """
@@ -9,6 +9,7 @@ temperature 0, with n - 1 draft tokens.
 from __future__ import annotations
 
 from functools import partial
+from time import process_time
 
 import numpy as np
 import pandas as pd
@@ -32,6 +33,7 @@ def measure(item: str, gammas: tuple[int, ...], new_tokens: int, repetitions: in
     encoders = [PrivateModel(model, "auto").modules.get_encoder() for model in (target, draft)]
     runs = [partial(encoder, input_ids=torch.tensor([prompt])) for encoder in encoders]
     meter.jobs += [Job(run, before=[run]) for run in runs]
+    meter.clock = process_time
     for _ in range(repetitions):
         meter.round()
     steps = [steps_of(gamma, new_tokens, item) for gamma in gammas]
@@ -63,7 +65,7 @@ def prompt_of() -> list[int]:
 
 STUDY = Study(
     measure,
-    settings={"gammas": (0, 3, 7), "new_tokens": 24, "repetitions": 60},
+    settings={"gammas": (0, 3, 7), "new_tokens": 24, "repetitions": 100},
     small={"gammas": (0, 2), "new_tokens": 4, "repetitions": 3},
     items=("base",),
 )
