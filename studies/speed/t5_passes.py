@@ -1,9 +1,9 @@
 """Forward passes of the trained T5 and of one of its drafts: what the trace in notebook 12 (Figure 5) is drawn from.
 
 A line for each pass, of a model's encoder over an input, or of its decoder over `n` tokens after it. All are timed
-in turn, in float32, by the processor's time, in which other programs do not count; `cost` is the time over that of the target's decoder over one token, with a 95% interval over
-rounds. `steps` of a decoder's pass over n tokens: how many of them a completion of `new_tokens` tokens takes at
-temperature 0, with n - 1 draft tokens.
+in turn, in float32, by the processor's time, in which other programs do not count; `cost` is the time over that of
+the target's decoder over one token, with a 95% interval over rounds. `steps` of a decoder's pass over n tokens: how
+many of them a completion of `new_tokens` tokens takes at temperature 0, with n - 1 draft tokens.
 """
 
 from __future__ import annotations
