@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from specnb.sampler import Sampler
-from specnb.statistics import bootstrap
+from specnb.statistics import Estimate, bootstrap
 from studies.study import columns, timed_in_turn
 
 Way: TypeAlias = Callable[[int, list[int]], tuple[int, Sequence[int]]]
@@ -45,22 +45,24 @@ def compared(
     tokens = np.array([[made[name, number][0] for name in names] for number in range(len(prompts))])
     steps = np.array([[len(made[name, number][1]) for name in names] for number in range(len(prompts))])
 
-    def ratio(top: Any, below: Any) -> Any:
-        return bootstrap(lambda rows: top[rows].sum(axis=-1) / below[rows].sum(axis=-1), len(prompts), 2000, 0)
+    def over_sums(top: Any, below: Any) -> Any:
+        """A function of the prompts that are chosen."""
+        return lambda rows: top[rows].sum(axis=-1) / below[rows].sum(axis=-1)
+
+    def estimated(statistic: Any) -> Estimate:
+        return bootstrap(statistic, len(prompts), 2000, 0)
+
+    def faster(before: Any, this: Any) -> Estimate:
+        return estimated(lambda rows: before(rows) / this(rows))
 
     lines = []
     for at, name in enumerate(names):
         plain = names.index((over or {}).get(name, names[0]))
-        faster = bootstrap(
-            lambda rows, at=at, plain=plain: np.divide(
-                *(seconds[rows, one].sum(axis=-1) / tokens[rows, one].sum(axis=-1) for one in (plain, at))
-            ),
-            len(prompts), 2000, 0,
-        )  # fmt: skip
-        line = {"way": name, "over": names[plain], "ms": 1e3 * seconds[:, at].sum() / tokens[:, at].sum()}
-        line |= {"tokens": tokens[:, at].sum()} | columns("speed_up", faster)
+        before, this = (over_sums(seconds[:, one], tokens[:, one]) for one in (plain, at))
+        line = {"way": name, "over": names[plain], "ms": 1e3 * this(slice(None)), "tokens": tokens[:, at].sum()}
+        line |= columns("speed_up", faster(before, this))
         if steps[:, at].all():
-            line |= columns("tokens_per_step", ratio(tokens[:, at], steps[:, at]))
+            line |= columns("tokens_per_step", estimated(over_sums(tokens[:, at], steps[:, at])))
         lines.append(line)
     numbers = range(len(prompts))
     return pd.DataFrame(lines), {name: [n for number in numbers for n in made[name, number][1]] for name in names}

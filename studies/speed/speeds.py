@@ -49,7 +49,7 @@ class Speeds:
 
         def per_token(gamma: int, rows: NDArray[np.int64]) -> Array:
             at = self.gammas.index(gamma)
-            return np.median(self.seconds[rows, at], axis=-1) * np.mean(1 / emitted[rows, at], axis=-1)
+            return np.asarray(np.median(self.seconds[rows, at], axis=-1) * np.mean(1 / emitted[rows, at], axis=-1))
 
         return bootstrap(lambda rows: per_token(0, rows) / per_token(gamma, rows), len(self.seconds), 2000, 0)
 

@@ -33,13 +33,16 @@ def measure(item: str, gammas: tuple[int, ...], new_tokens: int, repetitions: in
     encoders = [PrivateModel(model, "auto").modules.get_encoder() for model in (target, draft)]
     runs = [partial(encoder, input_ids=torch.tensor([prompt])) for encoder in encoders]
     meter.jobs += [Job(run, before=[run]) for run in runs]
-    meter.clock = process_time
+    meter.clock = partial(process_time)
     for _ in range(repetitions):
         meter.round()
     steps = [steps_of(gamma, new_tokens, item) for gamma in gammas]
-    passes = [("target", "decoder", gamma + 1, taken) for gamma, taken in zip(gammas, steps, strict=True)]
-    passes += [("draft", "decoder", 1, None), ("target", "encoder", len(prompt), None)]
-    passes += [("draft", "encoder", len(prompt), None)]
+    passes: list[tuple[str, str, int, int | None]] = [
+        *(("target", "decoder", gamma + 1, taken) for gamma, taken in zip(gammas, steps, strict=True)),
+        ("draft", "decoder", 1, None),
+        ("target", "encoder", len(prompt), None),
+        ("draft", "encoder", len(prompt), None),
+    ]
     seconds = np.stack(meter.rounds).T
     return pd.DataFrame(
         {"model": model, "part": part, "n": n, "ms": 1e3 * np.median(times)}
