@@ -37,7 +37,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from specnb.cache import RaggedCache, decoder_config, written_and_seen
+from specnb.cache import SEEN_MULTIPLE, RaggedCache, decoder_config, written_and_seen
 
 Array = NDArray[np.float64]
 Product = Callable[[Tensor], Tensor]
@@ -174,6 +174,14 @@ def shared_copy(model: Module) -> Module:
     return copy.deepcopy(model, memo)
 
 
+def without_hooks(layer: nn.Module) -> nn.Module:
+    """A shared copy of `layer` without its own hooks; those of its parts stay."""
+    made = shared_copy(layer)
+    for hooks in (made._forward_hooks, made._forward_pre_hooks):
+        hooks.clear()
+    return made
+
+
 def weights_of(model: nn.Module) -> dict[str, Weight]:
     """What identifies each parameter and buffer of `model`, by name."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -280,6 +288,8 @@ def _sample(layers: list[PackedLinear]) -> list[PackedLinear]:
 
 
 def _can_be_packed(layer: nn.Linear) -> bool:
+    if layer._forward_hooks or layer._forward_pre_hooks or "forward" in vars(layer):  # which a copy would leave out
+        return False
     weight = layer.weight
     usual = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     return usual and weight.numel() >= SMALLEST and torch.backends.mkldnn.is_available()
@@ -345,7 +355,7 @@ class CompiledLayers:
     def __init__(self, layers: Sequence[nn.Module], kinds: list[int]) -> None:
         self.kinds = kinds
         self.eager = [layer.forward for layer in layers]
-        self.modules = [shared_copy(layer) for layer in layers]  # without what is hooked to them later
+        self.modules = [without_hooks(layer) for layer in layers]  # those of a layer are called outside of it
         self.widths: frozenset[int] = frozenset()
         self.compared: set[int] = set()
         self.ready: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -389,7 +399,7 @@ class CompiledLayers:
         kind = self.kinds[number]
         key = (kind, hidden.shape, cache.capacity)
         if key not in self.ready:
-            if hidden.device.type == "cpu":  # elsewhere a pass reads all slots
+            if hidden.device.type == "cpu" and cache.capacity > SEEN_MULTIPLE:  # else a pass reads all slots
                 torch._dynamo.mark_dynamic(given[masks[0]], 3)
             self.ready[key] = compiled(partial(_run_layer, caches[0], masks[0]))
         with warnings.catch_warnings():

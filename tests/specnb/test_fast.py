@@ -218,6 +218,20 @@ def test_what_is_no_weight_is_as_it_was_when_the_sampler_was_made(change: Change
     assert (seen == unchanged) == (change is setting)  # parts read this setting when they are made
 
 
+def replaced_forward(model: Any) -> None:
+    _q(model).forward = lambda states: -nn.Linear.forward(_q(model), states)
+
+
+@pytest.mark.parametrize("change", [hook, replaced_forward])
+@pytest.mark.usefixtures("packed_ones")
+def test_a_layer_with_a_hook_or_a_forward_of_its_own_is_not_packed(change: Change) -> None:
+    model = llama(8)
+    change(model)
+    sampler = Sampler(model, None)
+    assert all(layer.weight is not _q(model).weight for layer in sampler.private.packed)
+    assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
+
+
 def in_place(model: Any) -> None:
     with torch.no_grad():
         _q(model).weight.mul_(-1)
@@ -394,6 +408,15 @@ def test_layers_as_functions_of_their_weights_give_the_same_tokens(
     assert len(not_compiled) == 1 + 2  # the target over 3 tokens; the draft over 2, and over 1
 
 
+def test_a_hook_of_a_layer_is_called_once(not_compiled: list[Any]) -> None:
+    model: Any = llama(8, dtype=torch.float64)
+    model.model.layers[0].register_forward_pre_hook(lambda part, given: (given[0] * 2, *given[1:]))
+    model.model.layers[1].register_forward_hook(lambda part, given, made: made * torch.linspace(-1, 2, 8))
+    sampler = Sampler(model, None, compile=True)
+    assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
+    assert not_compiled
+
+
 def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: list[Any]) -> None:
     """A part that differs makes another kind; so does what a layer does with its number."""
     model: Any = llama(8, dtype=torch.float64, layers=3)
@@ -412,6 +435,14 @@ def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: 
     assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
     assert sampler.private.compiled is not None
     assert sampler.private.compiled.kinds == [0, 1, 2]
+
+
+@pytest.mark.skipif(not fast.has_compiler(), reason="there is no C++ compiler")
+def test_a_compiled_draft_model_serves_short_texts() -> None:
+    """Whose cache is always read whole."""
+    target, draft = llama(8, dtype=torch.float64), llama(8, seed=5, dtype=torch.float64)
+    made = generate(target, PROMPTS, ModelDrafter(draft, compile=True), gamma=2, **ASKED)
+    assert made.tokens == generate(target, PROMPTS, draft, gamma=2, **ASKED).tokens
 
 
 @pytest.mark.skipif(not fast.has_compiler(), reason="there is no C++ compiler")
