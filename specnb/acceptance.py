@@ -1,8 +1,6 @@
-"""Acceptance probabilities along sequences that the target wrote: the overlap of p and q (Corollary
-3.6).
+"""Acceptance probabilities along sequences that the target wrote: the overlap of p and q (Corollary 3.6).
 
-Nothing is drafted or verified, so one set of sequences serves several draft models. What a decoding
-loop accepted is in the record of a generation (`specnb.record`).
+Nothing is drafted, so one set of sequences serves several draft models.
 """
 
 from __future__ import annotations
@@ -17,10 +15,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from specnb.arguments import named_settings, require_whole
 from specnb.distributions import Sampling, overlap, standardise, standardise_probs
 from specnb.ngram import NgramModel
-from specnb.number_checks import require_whole
-from specnb.sampler import Hooks, Sampler, named_settings
+from specnb.sampler import Hooks, Sampler
 from specnb.statistics import Estimate, ratio_of_sums
 from specnb.support import TokenMap, context_limit, require_same_vocabulary, require_supported
 
@@ -31,16 +29,17 @@ CHUNK = 64  # n-gram distributions computed at a time, few enough for the proces
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Sequences of the target, and the acceptance probability of each draft model at every
-    position.
+    """Sequences of the target, and the acceptance probability of each draft at every position.
 
-    sequences      one list of tokens per row, prompt and new tokens
-    entropy        (rows, new_tokens)          entropy of p in bits
-    beta           draft -> (rows, new_tokens) overlap of p and q: the probability that a draft
-                   token is accepted
-    accepted_prob  draft -> (rows, new_tokens) min(1, q(x)/p(x)) of the token x in the sequence: the
-                   probability that it was an accepted draft token, given the sequence
-    The last two have the same expectation, alpha: E_p[min(1, q/p)] = sum min(p, q).
+    Attributes
+    ----------
+    entropy : (rows, new_tokens)
+        Entropy of p in bits.
+    beta : draft -> (rows, new_tokens)
+        Overlap of p and q, the acceptance probability.
+    accepted_prob : draft -> (rows, new_tokens)
+        min(1, q(x)/p(x)) of the token x in the sequence: the probability that it was an accepted
+        draft token. It has the same mean, alpha.
     """
 
     sequences: list[list[int]]
@@ -49,12 +48,7 @@ class Acceptance:
     accepted_prob: dict[str, Array]
 
     def alpha(self, draft: str, seed: int = 0) -> Estimate:
-        """alpha of a draft, the mean of its beta (Corollary 3.6), with a 95% interval over rows.
-
-        >>> beta = np.full((8, 2), 0.75)
-        >>> print(Acceptance([], beta, {"draft": beta}, {"draft": beta}).alpha("draft"))
-        0.75 [0.75, 0.75] (n = 16)
-        """
+        """alpha of a draft, the mean of its beta (Corollary 3.6), with a 95% interval over rows."""
         beta = self.beta[draft]
         return ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]), seed=seed)
 
@@ -72,50 +66,51 @@ def measure_acceptance(
     batch: int = 48,
     progress: bool = True,
 ) -> Acceptance:
-    """The target continues each prompt by `new_tokens` tokens; each draft model then runs once over
-    the sequences.
+    """Let the target continue each prompt by `new_tokens` tokens, and run each draft once over the sequences.
 
-    All distributions are standardised by `sampling`. An end-of-sequence token does not stop a row.
-    A row depends on `seed`, its number and its prompt, and equals that of `generate` with gamma =
-    0. Memory: the distributions of `batch` rows, batch x new_tokens x vocab numbers, twice. A draft
-    model may have more or fewer tokens than the target, as in `generate`. Raises `ValueError` for
-    an n-gram model of another vocabulary, and what `generate` raises.
+    A row equals that of `generate` with gamma = 0 and the same seed and number; end tokens do not
+    stop it. The distributions of `batch` rows are kept in memory at a time.
 
+    Parameters
+    ----------
+    drafts
+        Models or `NgramModel`s, by name.
+
+    Examples
+    --------
     >>> from specnb import load_pair
     >>> pair = load_pair()
-    >>> found = measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5)
-    >>> found.beta["draft"].shape, [len(sequence) for sequence in found.sequences]
-    ((2, 5), [6, 7])
+    >>> measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5).beta["draft"].shape
+    (2, 5)
     """
     for draft in drafts.values():
         if isinstance(draft, PreTrainedModel):
             require_supported(draft)
-        elif isinstance(draft, NgramModel):
-            require_same_vocabulary(target, type(draft).__name__, draft.vocab)
         else:
-            raise TypeError(f"a draft is a {type(draft).__name__}; it must be a model or an NgramModel")
+            require_same_vocabulary(target, type(draft).__name__, draft.vocab)
     require_whole(new_tokens=(new_tokens, 1), batch=(batch, 1))
     new_tokens, batch = int(new_tokens), int(batch)
     sampler = Sampler(target, None, sampling=sampling, compile=False, hooks=Hooks(keep_probs=True), progress=False)
     prompts = sampler.token_lists(prompts)
     sequences: list[list[int]] = []
     entropy: list[Tensor] = []
-    found: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in drafts}
+    overlaps: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in drafts}
     for at in tqdm(range(0, len(prompts), batch), desc="sequences", delay=3, leave=False, disable=not progress):
         part = prompts[at : at + batch]
-        made = sampler.generate(part, max_new_tokens=new_tokens, seed=seed, numbers=range(at, at + len(part)))
-        written = [[*prompt, *tokens] for prompt, tokens in zip(part, made.tokens, strict=True)]
-        assert made.probs is not None
-        p, x = torch.stack(made.probs), torch.tensor(made.tokens, device=target.device)[..., None]
+        generation = sampler.generate(part, max_new_tokens=new_tokens, seed=seed, numbers=range(at, at + len(part)))
+        written = [[*prompt, *tokens] for prompt, tokens in zip(part, generation.tokens, strict=True)]
+        assert generation.probs is not None
+        p, x = torch.stack(generation.probs), torch.tensor(generation.tokens, device=target.device)[..., None]
         entropy.append(-torch.xlogy(p, p).sum(dim=-1) / np.log(2))
         for name, draft in drafts.items():
             q = distributions_along(draft, written, new_tokens, sampling, p.shape[-1]).to(p.device)
             accepted_prob = (q.gather(-1, x) / p.gather(-1, x)).clamp_max(1)[..., 0]
             # The sum of a float32 distribution can exceed 1 in its last bits.
-            found[name].append((overlap(p, q).clamp_max(1), accepted_prob))
+            overlaps[name].append((overlap(p, q).clamp_max(1), accepted_prob))
         sequences += written
-    beta, accepted = ({name: _joined([one[at] for one in parts]) for name, parts in found.items()} for at in (0, 1))
-    return Acceptance(sequences, _joined(entropy), beta, accepted)
+    beta = {name: _joined([of_part for of_part, _ in parts]) for name, parts in overlaps.items()}
+    accepted_probs = {name: _joined([of_part for _, of_part in parts]) for name, parts in overlaps.items()}
+    return Acceptance(sequences, _joined(entropy), beta, accepted_probs)
 
 
 def _joined(parts: Sequence[Tensor]) -> Array:
@@ -130,16 +125,9 @@ def distributions_along(
     sampling: Sampling = Sampling(),
     vocab: int | None = None,
 ) -> Tensor:
-    """Distributions `(rows, new_tokens, vocab)` of `source` for the last `new_tokens` tokens of
-    each sequence.
+    """Distributions `(rows, new_tokens, vocab)` for the last `new_tokens` tokens of each sequence, in one pass.
 
-    One forward pass over all sequences, which may differ in length. `vocab` is the number of the
-    target's tokens, if a draft model has another (`specnb.support.TokenMap`). Raises `ValueError`
-    unless each has a token before those, and for a sequence longer than the model's positions.
-
-    >>> source = NgramModel(np.array([0, 1, 2, 0, 1]), order=2, vocab=3)
-    >>> distributions_along(source, [[0, 1, 2], [2, 0]], 1).shape
-    torch.Size([2, 1, 3])
+    `vocab` is the number of the target's tokens, if a draft model has another.
     """
     lengths = [len(sequence) for sequence in sequences]
     if not 1 <= new_tokens < min(lengths, default=0):

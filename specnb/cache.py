@@ -1,9 +1,8 @@
-"""Key-value caches: the one of the decoding loop, a model together with it, and cropping.
+"""Key-value caches: the cache of the decoding loop, a model together with it, and `crop` for caches of transformers.
 
-`RaggedCache` is preallocated, every row writes at its own slots, and a mask hides the slots beyond
-its length. Removing tokens needs no operation on it: a row's length counts what was emitted
-(`specnb.step.State.append`), so rejected tokens lie beyond it, hidden until they are overwritten.
-`CachedModel` runs a model on such a cache. `crop` takes tokens out of the caches of transformers.
+In the loop's cache every row writes at its own slots, and a mask hides the slots beyond its length.
+So removing rejected tokens is bookkeeping (`specnb.step.State.append`): they lie beyond the row's
+length until they are overwritten.
 """
 
 from __future__ import annotations
@@ -20,17 +19,14 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Encod
 
 from specnb.support import TokenMap, context_limit, sliding_window, vocabulary, why_not_croppable
 
-SEEN_MULTIPLE = 64
-"""The slots that a pass reads are a multiple of this many, as kernels are prepared for each
-size."""
+SEEN_MULTIPLE = 64  # a pass reads a multiple of this many slots, because kernels are prepared for each size
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer, `(batch, heads, capacity, head_dim)`, written at the cache's
-    slots."""
-
     is_compileable = True
     is_sliding = False
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, cache: RaggedCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -46,15 +42,11 @@ class RaggedLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        assert self.keys is not None
-        assert self.values is not None
         return written_and_seen(self.keys, self.values, key_states, value_states, self.cache)
 
     def clear(self, rows: Tensor | slice = slice(None)) -> None:
-        """Zeros everywhere, or in `rows`: hidden values must be finite, because 0 * NaN is NaN."""
+        """Zero all entries: hidden values must be finite, because 0 * NaN is NaN."""
         if self.is_initialized:
-            assert self.keys is not None
-            assert self.values is not None
             self.keys[rows] = 0
             self.values[rows] = 0
 
@@ -71,10 +63,7 @@ class RaggedLayer(CacheLayerMixin):
 def written_and_seen(
     keys: Tensor, values: Tensor, key_states: Tensor, value_states: Tensor, at: Any
 ) -> tuple[Tensor, Tensor]:
-    """Writes new tokens into `keys` and `values` of one layer, and returns what their pass reads.
-
-    `at` has the slots: `index`, `rows`, `seen` and `finite` of a `RaggedCache`.
-    """
+    """Write the new tokens of one layer, and return the keys and values that their pass reads."""
     if at.finite:
         key_states, value_states = key_states.nan_to_num(), value_states.nan_to_num()
     # By index and not by scatter, for which compiled code would copy the whole cache.
@@ -86,105 +75,68 @@ def written_and_seen(
 
 
 class RaggedCache(Cache):
-    """A cache whose rows have different lengths: `write_at` sets the slots of the next tokens of
-    each row.
+    """A cache whose rows have different lengths.
 
-    A forward pass reads the first `seen` slots: attention to slots that none of its tokens sees
-    would change nothing and take time. On the CPU `least` says how many they are; on another
-    device, where the host would have to wait to know, and where `shortens` is false, it is all.
+    On a CPU a pass reads the first `seen` slots only; elsewhere the host would have to wait to
+    know.
     """
 
     shortens = True
+    # Whether NaN is kept out: a mask does not hide it, so the NaN of a draft token would reach tokens before it.
     finite = False
-    """Whether NaN is kept out of the cache: a mask does not hide it, because 0 * NaN is NaN, so that of
-    one draft token would reach the tokens before it."""
-
-    fills = False
-    """Whether the pass is over prompts, which may have any length."""
-
+    fills = False  # whether the pass is over prompts, of any length
     index: tuple[Tensor, Tensor]
     rows: Tensor | None
 
     def __init__(self, layers: int, capacity: int) -> None:
         self.capacity = capacity
         self.seen = capacity
-        self.batch: int | None = None  # its rows, where the first tokens are of some rows only
+        self.batch: int | None = None  # number of rows, if the first tokens are of some rows only
         self.ragged = [RaggedLayer(self) for _ in range(layers)]
         super().__init__(layers=list(self.ragged))
 
     def write_at(self, slots: Tensor, rows: Tensor | None = None, seen: int | None = None) -> None:
-        """The next tokens are written to `slots` `(batch, n)` of all rows, or of `rows`
-        `(batch,)`."""
+        """Write the next tokens to `slots` `(batch, n)`."""
         self.seen = self.capacity if seen is None else seen
         written = torch.arange(len(slots), device=slots.device) if rows is None else rows
         self.rows, self.index = rows, (written[:, None], slots.contiguous())
 
     def least(self, slots: Tensor, visible: Tensor | None = None) -> int:
-        """How many slots tokens need that see up to their own `slots`, or what is true in `visible`
-        `(.., capacity)`.
-
-        >>> RaggedCache(1, capacity=200).least(torch.tensor([70]))
-        128
-        """
+        """Slots to read for tokens that see up to their `slots`, or the `visible` ones."""
         if not self.shortens or slots.device.type != "cpu" or torch.compiler.is_compiling():
             return self.capacity
         highest = slots.max() if visible is None else visible.flatten(0, -2).any(dim=0).nonzero().max()
         return min(self.capacity, (int(highest) // SEEN_MULTIPLE + 1) * SEEN_MULTIPLE)
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copies the entries at slots `source` `(batch, n)` to slots `destination` `(batch, n)` of
-        the same row."""
+        """Copy the entries at slots `source` `(batch, n)` to `destination`."""
         every = torch.arange(len(source), device=source.device)[:, None]
         for layer in self.ragged:
             if layer.is_initialized:
-                assert layer.keys is not None
-                assert layer.values is not None
                 layer.keys[every, :, destination] = layer.keys[every, :, source]
                 layer.values[every, :, destination] = layer.values[every, :, source]
 
     def clear(self, rows: Tensor | slice = slice(None)) -> None:
-        """Empties the cache, or some `rows`; its tensors stay where they are in memory."""
         for layer in self.ragged:
             layer.clear(rows)
 
 
 def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
-    """The additive mask `(batch, 1, n, capacity)`: a token at slot s sees the slots up to s, its
-    own included.
-
-    >>> (ragged_mask(torch.tensor([[1]]), capacity=3, dtype=torch.float32) == 0).tolist()
-    [[[[True, True, False]]]]
-    """
+    """The additive mask `(batch, 1, n, capacity)` by which a token sees the slots up to its own."""
     return additive_mask(torch.arange(capacity, device=slots.device) <= slots[..., None], dtype)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """The mask `(batch, 1, n, capacity)` to add to attention scores: 0 where `visible`
-    `(batch, n, capacity)` is true.
-
-    >>> additive_mask(torch.tensor([[[True, False]]]), torch.float32).shape
-    torch.Size([1, 1, 1, 2])
-    """
+    """The mask to add to attention scores: 0 where `visible` is true."""
     hidden = torch.finfo(dtype).min
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, hidden)[:, None]
 
 
 class CachedModel:
-    """A model with the key-value cache of one batch: runs tokens at given slots and returns the
-    logits there.
+    """A model with the cache of one batch, of `capacity` slots a row.
 
     A token does not see slots above its own, so a row is cropped by running its next tokens at
-    lower slots. `capacity` is the number of slots of each row. A draft model of another vocabulary
-    than the target's gets a `token_map`: tokens and logits are then the target's.
-
-    hidden_states  (batch, capacity, width)  what `record_hidden_states` asked for, of the token in
-                   each slot, or None
-
-    >>> from specnb.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> tokens, slots = torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]])
-    >>> CachedModel(model, capacity=8).run(tokens, slots, keep=2).shape
-    torch.Size([1, 2, 4])
+    lower slots. A `token_map` serves a draft model with another vocabulary.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
@@ -195,24 +147,17 @@ class CachedModel:
         self.cache = RaggedCache(self.config.num_hidden_layers, capacity)
         self.cache_argument = cache_argument(model)
         self.window = sliding_window(self.config)
-        # With a window, the position of what each slot of each row holds.
-        self.places: Tensor | None = None
+        self.places: Tensor | None = None  # with a window, the position of the token in each slot
         self.last_position = (context_limit(model) or capacity) - 1
         self.hidden_layers: tuple[int, ...] = ()
         self.hidden_states: Tensor | None = None
 
     def record_hidden_states(self, layers: tuple[int, ...], batch: int) -> None:
-        """Keeps the hidden states of `layers`, concatenated, for each slot of `batch` rows from now
-        on.
-
-        Layers are numbered as in `output_hidden_states` of transformers.
-        """
         self.hidden_layers = layers
         width = self.config.hidden_size * len(layers)
         self.hidden_states = torch.zeros(batch, self.capacity, width, dtype=self.model.dtype, device=self.model.device)
 
     def clear(self, rows: Tensor | slice = slice(None)) -> None:
-        """Empties the cache, or some `rows`; its tensors stay where they are in memory."""
         self.cache.clear(rows)
         if self.hidden_states is not None:
             self.hidden_states[rows] = 0
@@ -227,13 +172,10 @@ class CachedModel:
         rows: Tensor | None = None,
         seen: int | None = None,
     ) -> Tensor:
-        """Logits `(batch, keep, vocab)` after the last `keep` of `tokens` `(batch, n)`, put at
-        `slots` `(batch, n)`.
+        """Logits `(batch, keep, vocab)` after the last `keep` of `tokens` `(batch, n)`, written at `slots`.
 
-        For a tree of tokens, `positions` `(batch, n)` are their positions in their sequences, and
-        `visible` `(batch, n, capacity)` is true for the slots that each token sees, its own
-        included. `rows` `(batch,)` are the cache rows of these tokens, if not all. `seen` is the
-        number of slots that are read, if known.
+        For a tree, `positions` and `visible` `(batch, n, capacity)` say where tokens are and which
+        slots they see.
         """
         self.cache.write_at(slots, rows, self.cache.least(slots, visible) if seen is None else seen)
         positions = slots if positions is None else positions
@@ -253,21 +195,18 @@ class CachedModel:
             **more,
         )
         if self.hidden_states is not None:
-            own = torch.cat([output.hidden_states[layer] for layer in self.hidden_layers], dim=-1)
-            self.hidden_states[self.cache.index] = own
+            states = [output.hidden_states[layer] for layer in self.hidden_layers]
+            self.hidden_states[self.cache.index] = torch.cat(states, dim=-1)
         return self.target_logits(output)
 
     def own_tokens(self, tokens: Tensor) -> Tensor:
-        """What the model reads for `tokens` of the target."""
         return tokens if self.token_map is None else self.token_map.inputs(tokens)
 
     def target_logits(self, output: Any) -> Tensor:
-        """The logits in the model's `output`, of the target's tokens."""
         logits: Tensor = output.logits
         return logits if self.token_map is None else self.token_map.logits(logits)
 
     def fill(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
-        """Runs the first `lengths` - 1 of `tokens` `(batch, longest)`; see `prefill`."""
         longest = int(lengths.max())
         if longest > 1:
             slots = torch.arange(longest - 1, device=tokens.device).expand(len(tokens), -1)
@@ -276,13 +215,10 @@ class CachedModel:
             self.cache.fills = False
 
     def mask(self, slots: Tensor) -> Tensor:
-        """The additive mask `(batch, 1, n, seen)` of tokens at `slots` `(batch, n)` that form a
-        chain."""
         return ragged_mask(slots, self.cache.seen, self.model.dtype)
 
     def windowed(self, mask: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor | dict[str, Tensor]:
-        """`mask` as a model with a `window` in some layers takes it: one mask, or one for each type
-        of layer."""
+        """`mask` for a model with a sliding window, or one for each type of layer."""
         if self.places is None:
             self.places = torch.arange(self.capacity, device=mask.device).repeat(self.cache.batch or len(mask), 1)
         self.places[self.cache.index] = positions
@@ -293,8 +229,6 @@ class CachedModel:
         return {"full_attention": mask, "sliding_attention": near} if several else near
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copies what slots `source` `(batch, n)` hold to slots `destination` `(batch, n)` of the
-        same row."""
         self.cache.move(source, destination)
         every = torch.arange(len(source), device=source.device)[:, None]
         for kept in (self.hidden_states, self.places):
@@ -303,12 +237,6 @@ class CachedModel:
 
 
 def require_hidden_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
-    """Raises `ValueError` if one of `layers` is no hidden state of `model`.
-
-    >>> from specnb.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> require_hidden_layers(model, (-1, 0))
-    """
     outputs = decoder_config(model).num_hidden_layers + 1
     if not all(-outputs <= layer < outputs for layer in layers):
         raise ValueError(
@@ -318,12 +246,7 @@ def require_hidden_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> No
 
 
 def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
-    """One forward pass over the prompts `tokens` `(batch, longest)`, all or those in `rows`,
-    without the last token.
-
-    Rows of smaller `lengths` `(batch,)` also evaluate padding. It lies beyond the row's length,
-    where it is invisible until it is overwritten.
-    """
+    """Run the prompts without their last tokens in one pass; shorter rows also evaluate padding."""
     if rows is not None:
         runner.cache.batch = len(tokens)
         runner.clear(rows)
@@ -332,28 +255,16 @@ def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor |
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """What the forward pass of `model` calls its cache, as an argument and in its output.
-
-    `cache` from transformers 5.24 on, where the name before warns and ends with 5.40.
-    """
+    """The name of the cache in the forward pass: `cache` from transformers 5.24 on."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 def decoder_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """The configuration of the part of `model` that has a cache: not that of an encoder, or of what
-    reads images."""
     part = model.get_decoder() if model.config.is_encoder_decoder else model
     return part.config.get_text_config(decoder=True)
 
 
 def cache_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the keys and values of one token, summed over the layers; with an encoder, also of
-    one of its input.
-
-    >>> from specnb.shapes import Shape, empty_model
-    >>> cache_bytes(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
-    64
-    """
     layers = decoder_config(model).per_layer_config
     return sum(_numbers_of_a_token(layers[number]) for number in range(len(layers))) * model.dtype.itemsize
 
@@ -368,11 +279,6 @@ def _numbers_of_a_token(layer: PreTrainedConfig) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on `device`.
-
-    >>> free_memory(torch.device("cpu")) > 2**20
-    True
-    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -385,37 +291,26 @@ TupleCache = tuple[tuple[Tensor, ...], ...]
 def crop(
     cache: DynamicCache | EncoderDecoderCache | TupleCache | None, tokens: int | Sequence[int]
 ) -> DynamicCache | EncoderDecoderCache | TupleCache | None:
-    """Take the last tokens out of a cache of transformers, as rejected draft tokens are.
+    """Remove the last tokens from a cache of transformers, as after rejected draft tokens.
 
     Parameters
     ----------
     cache
-        A `DynamicCache`, which is cropped in place; an `EncoderDecoderCache`, whose self-attention
-        part is; or a tuple of per-layer tuples of tensors `(batch, heads, length, head_dim)`: keys,
-        values and, with an encoder, two more that are kept. None, before the first pass, stays
-        None.
+        A `DynamicCache`, cropped in place; an `EncoderDecoderCache`, of which the self-attention
+        part is cropped; a tuple of per-layer tensors `(batch, heads, length, head_dim)`; or None.
     tokens
-        How many tokens to take out: one number, or one for each row. Rows that lose different
-        numbers have their tokens moved to the right, so that the cache ends with the newest token
-        of each; the entries before the first token of a row have to be masked, as left padding is.
-
-    Returns
-    -------
-    The same cache, or a new tuple of views.
+        Number of tokens to remove, or one for each row. If rows differ, their tokens move to the
+        right, and the entries before the first token of a row have to be masked like left padding.
 
     Raises
     ------
     TypeError
         For a cache that cannot be cropped: recurrent state, a sliding window, a static or quantised
-        cache, tensors of different lengths.
-    ValueError
-        For a negative number, and for more tokens than there are.
+        cache.
 
     Examples
     --------
     >>> keys = values = torch.arange(5.0).expand(2, 1, 5).unsqueeze(-1)
-    >>> crop(((keys, values),), tokens=2)[0][0].shape
-    torch.Size([2, 1, 3, 1])
     >>> crop(((keys, values),), tokens=[1, 3])[0][0][..., 0].tolist()
     [[[0.0, 1.0, 2.0, 3.0]], [[0.0, 0.0, 0.0, 1.0]]]
     """

@@ -1,20 +1,9 @@
-"""Does a sampler do what the model would: its distributions compared with the model's own.
+"""Compare the loop's distributions with those of the model's own forward pass.
 
-The decoding loop keeps tokens in a cache with spare slots, gives every row its own positions, hides
-slots by a mask, and may use compiled layers and copies of weights. A model may compute a mask from
-the length of the cache, count positions in another way, or change its computation beyond some
-length; it would be decoded from wrong distributions without an error. No list of names shows that
-this does not happen. So what the loop did is compared with forward passes of the model alone, on
-the sequences that it generated: all logits of the first step, and the log-probability of every token
-of some rows at the end (`Check`). Before the first step a few tokens are run through the loop, near
-the lengths at which the configuration says that the model changes (`require_agreement`).
-
-How much is rounding is measured, not assumed: by the model in pieces, with transformers' own cache,
-against the model in one pass. In 16 bits, where rounding is as large as what some models do
-wrongly, a copy of the model in float32 decides.
-
-A draft model needs no check: whatever distribution a token was sampled from, the rule makes it
-exact.
+A model may compute a mask from the length of the cache, count positions differently, or change
+beyond some length, without an error. So `require_agreement` probes it before the first step, and
+`Check` compares what was generated. Rounding is measured, by the model in pieces; in 16 bits a copy
+in float32 decides. A draft model needs no check, because the rule makes any q exact.
 """
 
 from __future__ import annotations
@@ -36,35 +25,25 @@ from specnb.support import context_limit, require_supported, vocabulary
 from specnb.trees import TokenTree
 
 HALF = 3  # tokens of a sequence of the probe before the pass that is compared, and in it
-ROUNDING = 1e-4
-"""A mean total variation up to this is rounding in 32 bits or more."""
-ROUNDINGS = 2
-"""The loop may be off by so many times what the model in pieces is."""
-DISAGREEING = 0.05
-"""A model in 32 bits or more whose own passes differ by more than this disagrees with itself."""
+ROUNDING = 1e-4  # a mean total variation up to this is rounding in 32 bits or more
+ROUNDINGS = 2  # the loop may be off by so many times what the model in pieces is
+DISAGREEING = 0.05  # a model in 32 bits or more whose passes differ by more disagrees with itself
 PIECES = 8  # of a completion, beside its prompt
 LEAVES = 8  # of a tree, whose paths are compared
+# Names of numbers in a configuration at which a model may change what it computes
 THRESHOLDS = re.compile(r"window|chunk|floor|top_?k|keep|original_max|block_size|context_length|n_?ctx|local")
-"""Names of the numbers in a configuration at which a model may change what it computes."""
 
 
 class Difference(NamedTuple):
-    """A mean total variation from the model's own distributions, and how much rounding explains."""
+    """A mean total variation, and how much of it rounding explains."""
 
     found: float
     allowed: float
 
 
 class Check:
-    """Compares what a sampler did with forward passes of the model alone.
-
-    Parameters
-    ----------
-    model
-        The user's model; nothing of the sampler's is used.
-    gamma
-        Draft tokens of a step, which says in what pieces the loop evaluates a sequence.
-    """
+    """Compares what a sampler with `gamma` did with forward passes of the user's model; raises
+    `TypeError` if they differ."""
 
     def __init__(self, model: PreTrainedModel, gamma: int) -> None:
         self.model, self.gamma = model, gamma
@@ -78,32 +57,13 @@ class Check:
         parents: Sequence[int] | None = None,
         most: int | None = None,
     ) -> None:
-        """Compare the logits of a step with the model's own.
-
-        Parameters
-        ----------
-        prompt
-            The tokens before the step.
-        draft_tokens
-            What was drafted: a chain, or the nodes of a tree; -1 where nothing was.
-        logits
-            `(nodes + 1, vocab)`, after the prompt and after each draft token.
-        parents
-            Of a tree, of which up to `LEAVES` paths are compared; None for a chain.
-        most
-            Draft tokens of a path that can be emitted with a token after them.
-
-        Raises
-        ------
-        TypeError
-            If the difference is more than rounding.
-        """
+        """Compare the logits `(nodes + 1, vocab)` of a step, along up to `LEAVES` paths of `most` draft tokens."""
         parents = range(-1, len(draft_tokens) - 1) if parents is None else parents
         proposed: list[int] = []  # those that can be accepted
         for node, token in enumerate(draft_tokens):
             if token >= 0 and (parents[node] < 0 or parents[node] in proposed):
                 proposed.append(node)
-        leaves = [node for node in proposed if not any(parents[other] == node for other in proposed)]
+        leaves = [node for node in proposed if not any(parents[child] == node for child in proposed)]
         for leaf in leaves[:LEAVES] or [-1]:
             path: list[int] = []
             while leaf >= 0:
@@ -115,54 +75,43 @@ class Check:
             self._compare(tokens, len(prompt), there=probabilities(there), where="in the first step")
 
     def completion(self, prompt: Sequence[int], tokens: Sequence[int], log_probs: Tensor) -> None:
-        """Compare the log-probability `(len(tokens),)` that each token of a completion had in the
-        loop, before temperature and filters, with the model's own.
-
-        Raises
-        ------
-        TypeError
-            If the difference is more than rounding.
-        """
+        """Compare the log-probability of each token of a completion, before temperature and filters."""
         self._compare([*prompt, *tokens[:-1]], len(prompt), tokens, log_probs, where="in a completion")
 
     def score(self, prompt: Sequence[int], tokens: Sequence[int], total: float) -> None:
-        """Compare the log-probability `total` of a whole beam with the model's own; raise `TypeError`
-        if the difference is more than rounding."""
         self._compare([*prompt, *tokens[:-1]], len(prompt), tokens, torch.tensor([total]), where="in a beam")
 
     def _compare(
         self, text: list[int], known: int, tokens: Sequence[int] = (), there: Tensor = torch.empty(0), where: str = ""
     ) -> None:  # fmt: skip
-        """Compare distributions `there`, or log-probabilities of `tokens`, after the tokens of `text`
-        from number `known` on."""
+        """Compare distributions `there`, or log-probabilities of `tokens`, after `text` from token
+        number `known` on."""
 
         def compared(other: Tensor, one: Tensor = there) -> Tensor:
             return differences(one, other, tokens)
 
-        own = self._own(self.model, text, known, tokens)
-        found = compared(own)
-        if not (mean := float(found.mean())) > ROUNDING:  # NaN is reported by the loop
+        alone = self._own(self.model, text, known, tokens)
+        off = compared(alone)
+        if not (mean := float(off.mean())) > ROUNDING:  # NaN is reported by the loop
             return
-        pieces = float(compared(self._own(self.model, text, known, tokens, pieces=True), own).mean())
+        pieces = float(compared(self._own(self.model, text, known, tokens, pieces=True), alone).mean())
         in_16_bits = torch.finfo(self.model.dtype).bits == 16
         if mean > ROUNDINGS * pieces + ROUNDING:
             if not (in_16_bits and copy_fits(self.model)):
                 if in_16_bits and mean <= rounding(self.model.dtype):
                     self._warn(mean)
                     return
-                raise TypeError(self._refusal(mean, pieces, found, known, where))
+                raise TypeError(self._refusal(mean, pieces, off, known, where))
             exact = self._own(copy.deepcopy(self.model).float(), text, known, tokens)
-            if float(compared(exact).mean()) > ROUNDINGS * float(compared(exact, own).mean()) + ROUNDING:
-                raise TypeError(self._refusal(mean, pieces, found, known, where))
+            if float(compared(exact).mean()) > ROUNDINGS * float(compared(exact, alone).mean()) + ROUNDING:
+                raise TypeError(self._refusal(mean, pieces, off, known, where))
         elif not in_16_bits:
-            self._require_one_law(text, known, pieces)
+            self._require_one_distribution(text, known, pieces)
 
-    def _require_one_law(self, text: list[int], known: int, pieces: float) -> None:
-        """Raise `TypeError` for a model whose passes differ by more than rounding, unless they depend
-        on what else is in the pass, as with dynamic quantisation: then warn."""
+    def _require_one_distribution(self, text: list[int], known: int, pieces: float) -> None:
         name = type(self.model).__name__
-        whole, other = self._own(self.model, text, known), self._own(self.model, text, known, beside=text[::-1])
-        if float(differences(other, whole).mean()) > ROUNDING:
+        whole, with_row = self._own(self.model, text, known), self._own(self.model, text, known, beside=text[::-1])
+        if float(differences(with_row, whole).mean()) > ROUNDING:
             self._warn(pieces)
             return
         first = self._own(self.model, text[:known], known)
@@ -193,30 +142,30 @@ class Check:
         self, model: PreTrainedModel, text: list[int], known: int, tokens: Sequence[int] = (), pieces: bool = False,
         beside: list[int] | None = None,
     ) -> Tensor:  # fmt: skip
-        """The model's own distributions after the tokens of `text` from number `known` on, or the
-        log-probabilities of `tokens` there: in one pass, in `pieces`, or `beside` another row."""
-        given = torch.tensor([text] if beside is None else [text, beside], device=model.device)
+        """The model's distributions, or log-probabilities of `tokens`: in one pass, in `pieces`, or
+        `beside` another row."""
+        ids = torch.tensor([text] if beside is None else [text, beside], device=model.device)
         kept = len(text) - known + 1
         if not pieces:
-            logits = model(input_ids=given, use_cache=False, logits_to_keep=kept).logits[0]
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0]
         else:
             name = cache_argument(model)
             each = max(self.gamma + 1, -(-kept // PIECES))
             ends = [*([known - 1] if known > 1 else []), *range(known - 1 + each, len(text), each), len(text)]
-            made, cache, begin = [], None, 0
+            parts, cache, begin = [], None, 0
             for end in ends:
-                output = model(input_ids=given[:, begin:end], use_cache=True, **{name: cache})
+                output = model(input_ids=ids[:, begin:end], use_cache=True, **{name: cache})
                 cache, begin = output[name], end
-                made.append(output.logits[0])
-            logits = torch.cat(made)
+                parts.append(output.logits[0])
+            logits = torch.cat(parts)
         logits = logits[-kept:]
         if not len(tokens):
             return probabilities(logits)
         chosen = torch.tensor(tokens, device=model.device)[:, None]
         return torch.log_softmax(at_least_float(logits), dim=-1).gather(-1, chosen)[:, 0]
 
-    def _refusal(self, mean: float, pieces: float, found: Tensor, known: int, where: str) -> str:
-        begin = int((found > ROUNDINGS * pieces + ROUNDING).int().argmax())
+    def _refusal(self, mean: float, pieces: float, off: Tensor, known: int, where: str) -> str:
+        begin = int((off > ROUNDINGS * pieces + ROUNDING).int().argmax())
         return (
             f"{type(self.model).__name__} was decoded from wrong distributions {where}: they differ by {mean:.2g} in "
             f"total variation from those of its own forward pass, beginning {begin} tokens after a prompt of {known}, "
@@ -224,44 +173,34 @@ class Check:
         )
 
 
-def differences(there: Tensor, own: Tensor, tokens: Sequence[int] = ()) -> Tensor:
-    """The total variation at each place of two tensors of distributions `(places, vocab)`; or an
-    estimate of it from the log-probabilities `(places,)` of sampled `tokens`: half of |1 - own /
-    there|, at most 1. Where `there` is the sum of these, it is compared with their mean.
+def differences(there: Tensor, alone: Tensor, tokens: Sequence[int] = ()) -> Tensor:
+    """Total variations `(places,)` of distributions, or estimates from the log-probabilities of `tokens`.
 
-    >>> differences(torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]]))
-    tensor([0.2500])
+    An estimate is half of |1 - alone / there|, at most 1. If `there` is a sum of log-probabilities,
+    means are compared.
     """
     if not len(tokens):
-        return total_variation(there.to(own.device), own)
-    there, own = there.to(own.device).double(), own.double()
-    if len(there) < len(own):
-        there, own = there / len(own), own.mean(dim=0, keepdim=True)
-    return ((own - there).exp() - 1).abs().clamp_max(2) / 2
+        return total_variation(there.to(alone.device), alone)
+    there, alone = there.to(alone.device).double(), alone.double()
+    if len(there) < len(alone):
+        there, alone = there / len(alone), alone.mean(dim=0, keepdim=True)
+    return ((alone - there).exp() - 1).abs().clamp_max(2) / 2
 
 
 def probabilities(logits: Tensor) -> Tensor:
-    """Softmax of `logits` `(..., vocab)` in float32 or better."""
     return torch.softmax(at_least_float(logits), dim=-1)
 
 
 def at_least_float(logits: Tensor) -> Tensor:
-    """`logits` in float32 or better."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """The largest mean total variation that rounding in `dtype` is taken to explain where nothing
-    can be compared in float32.
-
-    >>> rounding(torch.float32), rounding(torch.bfloat16)
-    (0.0001, 0.125)
-    """
+    """The largest difference that rounding in `dtype` explains, if nothing can be compared in float32."""
     return ROUNDING if torch.finfo(dtype).bits > 16 else 16 * torch.finfo(dtype).eps
 
 
 def copy_fits(model: PreTrainedModel) -> bool:
-    """Whether there is memory for a copy of `model` in float32; a quantised model has none."""
     if getattr(model, "is_quantized", False):
         return False
     return bool(2 * model.num_parameters() * torch.float32.itemsize < free_memory(model.device))
@@ -270,24 +209,10 @@ def copy_fits(model: PreTrainedModel) -> bool:
 def require_agreement(
     model: PreTrainedModel, modules: PreTrainedModel, longest: int, total: int, slots: int, tree: bool = False
 ) -> None:
-    """Raise `TypeError`, with the difference, for a model that the loop would run wrongly.
+    """Raise `TypeError` if `modules` in the loop have other distributions than `model` alone.
 
-    Parameters
-    ----------
-    model, modules
-        The user's model, and the modules that the loop runs.
-    longest, total
-        Tokens of the longest prompt, and with its completion: thresholds between them are probed.
-    slots
-        Cache slots of a row.
-    tree
-        Whether trees of draft tokens are to be verified, too.
-
-    Examples
-    --------
-    >>> from specnb.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
-    >>> require_agreement(model, model, longest=5, total=15, slots=20)
+    Probed are a few tokens, and the lengths between `longest`, the longest prompt, and `total` at
+    which the configuration says that the model changes.
     """
     limit = context_limit(model) or 2 * HALF
     half = max(min(HALF, limit // 2), 1)
@@ -300,87 +225,58 @@ def require_agreement(
 
 
 def thresholds(model: PreTrainedModel) -> list[int]:
-    """The numbers of tokens at which the configuration says that `model` changes what it
-    computes."""
     config = model.config.get_text_config(decoder=True).to_dict()
     flat = config | (config.get("rope_parameters") or config.get("rope_scaling") or {})
-    found = {value for name, value in flat.items() if isinstance(value, int) and THRESHOLDS.search(name)}
-    return sorted(value for value in found if value > 2 * HALF)
+    numbers = {value for name, value in flat.items() if isinstance(value, int) and THRESHOLDS.search(name)}
+    return sorted(value for value in numbers if value > 2 * HALF)
 
 
 def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, Difference]:
-    """Print whether `model` can be decoded exactly.
+    """Print whether `model` can be decoded exactly; returns the difference for a chain and for a tree of draft tokens.
 
-    A few tokens are run through the loop's cache and compared with the model's own forward passes,
-    as a sampler does before its first step.
-
-    Parameters
-    ----------
-    model
-        A model of transformers.
-    slots
-        Cache slots of a row; by default 512, or the model's limit.
-
-    Returns
-    -------
-    dict
-        The difference found for a chain and for a tree of draft tokens.
-
-    Raises
-    ------
-    TypeError
-        For a model that cannot be run.
+    `slots` are the cache slots of a row, by default 512 or the model's limit.
 
     Examples
     --------
-    >>> from specnb.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float64)
-    >>> found = check_model(model)
-    GPTNeoXForCausalLM, float64, sdpa attention, rows of 64 slots
+    >>> from specnb import load_pair
+    >>> differences = check_model(load_pair(dtype="float64").draft)
+    LlamaForCausalLM, float64, sdpa attention, rows of 512 slots
     chain: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
     tree: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
     """
     require_supported(model)
     limit = context_limit(model) or 512
     slots = min(512, limit) if slots is None else slots
-    if not slots >= 3 * HALF:
-        raise ValueError(f"slots is {slots}; the comparison needs at least {3 * HALF}")
     dtype, attention = str(model.dtype).removeprefix("torch."), model.config._attn_implementation
     print(f"{type(model).__name__}, {dtype}, {attention} attention, rows of {slots} slots")
-    found = {}
+    differences_of = {}
     for kind in KINDS:
-        found[kind] = difference_from_itself(model, model, slots, kind, 2 * max(min(HALF, limit // 2), 1))
-        difference, allowed = found[kind]
+        differences_of[kind] = difference_from_itself(model, model, slots, kind, 2 * max(min(HALF, limit // 2), 1))
+        difference, allowed = differences_of[kind]
         agrees = f"agrees with the model's own forward pass (difference below {allowed:.0e}, which is rounding)"
-        refused = "refused: " + _refusal(model, found[kind], kind, 2 * HALF) if difference > allowed else ""
+        refused = "refused: " + _refusal(model, differences_of[kind], kind, 2 * HALF) if difference > allowed else ""
         print(f"{kind}: {refused or agrees}")
-    return found
+    return differences_of
 
 
 def difference_from_itself(
     model: PreTrainedModel, modules: PreTrainedModel, slots: int, kind: str, length: int
 ) -> Difference:
-    """How far the distributions in the loop's cache are from those of the model alone, over a
-    "chain" or a "tree" that ends a sequence of `length` tokens.
-
-    Where a model in 16 bits differs, a copy in float32 decides, if there is memory for it.
-    """
+    """The difference over a "chain" or "tree" at the end of `length` tokens."""
     tokens = probe_tokens(model, length)
     half = min(HALF, length // 2)
     with torch.inference_mode(), failing_clearly(model):
-        there, own = KINDS[kind](modules, model, tokens, half, slots)
-        found = float(total_variation(probabilities(there), probabilities(own)).mean())
-    if not found > ROUNDING or torch.finfo(model.dtype).bits > 16:
-        return Difference(found, ROUNDING)
+        there, alone = KINDS[kind](modules, model, tokens, half, slots)
+        size = float(total_variation(probabilities(there), probabilities(alone)).mean())
+    if not size > ROUNDING or torch.finfo(model.dtype).bits > 16:
+        return Difference(size, ROUNDING)
     if not copy_fits(model):
-        return Difference(found, rounding(model.dtype))
+        return Difference(size, rounding(model.dtype))
     in_float = copy.deepcopy(model).float()
     return difference_from_itself(in_float, in_float, slots, kind, length)
 
 
 def probe_tokens(model: PreTrainedModel, length: int) -> Tensor:
-    """Two sequences `(2, length)` without tokens that the configuration names, such as padding and
-    images."""
     settings = model.config.to_dict() | model.config.get_text_config().to_dict()
     named = {number for name, number in settings.items() if name.endswith(("_token_id", "_token_index"))
              and isinstance(number, int)}  # fmt: skip
@@ -394,7 +290,7 @@ def probe_tokens(model: PreTrainedModel, length: int) -> Tensor:
 
 @contextmanager
 def failing_clearly(model: PreTrainedModel) -> Iterator[None]:
-    """Whatever `model` raises inside, memory apart, is a `TypeError` that names it."""
+    """Turn what `model` raises inside, memory apart, into a `TypeError`."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):
@@ -415,8 +311,6 @@ def _seeing_all(modules: PreTrainedModel, slots: int) -> CachedModel:
 def _chain(
     modules: PreTrainedModel, model: PreTrainedModel, tokens: Tensor, half: int, slots: int
 ) -> tuple[Tensor, Tensor]:
-    """Logits in rows of different lengths, after a prompt pass that also saw tokens beyond the
-    shorter row; and the model's own."""
     before = tokens.shape[1] - half
     lengths = torch.tensor([before + 1, max(before - 1, 1)], device=tokens.device)
     at = lengths[:, None] - 1 + torch.arange(half, device=tokens.device)
@@ -430,8 +324,6 @@ def _chain(
 def _tree(
     modules: PreTrainedModel, model: PreTrainedModel, tokens: Tensor, half: int, slots: int
 ) -> tuple[Tensor, Tensor]:
-    """Logits of both sequences as branches of one tree after their common beginning; and the
-    model's own."""
     before = tokens.shape[1] - half
     tokens = tokens.clone()
     tokens[1, :before] = tokens[0, :before]
@@ -463,13 +355,12 @@ def _refusal(model: PreTrainedModel, difference: Difference, kind: str, length: 
 
 @torch.inference_mode()
 def _reason(model: PreTrainedModel) -> str:
-    """What the model does otherwise, by forward passes of the model alone."""
     tokens = probe_tokens(model, 2 * HALF)
     whole, positions = _alone(model, tokens), torch.arange(2 * HALF, device=tokens.device).expand(2, -1)
 
     def differ(one: Tensor, other: Tensor) -> bool:
-        found = float(total_variation(probabilities(one), probabilities(other)).mean())
-        return found > rounding(model.dtype)
+        size = float(total_variation(probabilities(one), probabilities(other)).mean())
+        return size > rounding(model.dtype)
 
     if differ(whole[:, :HALF], _alone(model, tokens[:, :HALF])):
         return "a token's distribution depends on the tokens after it (a decoder needs is_decoder=True)"

@@ -1,5 +1,4 @@
-"""The cost ratio c and the verification cost v(n) of a pair on this machine (Definition 3.7, and
-`specnb.theory`)."""
+"""The cost ratio c and the verification cost v(n) of a pair on this machine (Definition 3.7, and `specnb.theory`)."""
 
 from __future__ import annotations
 
@@ -28,11 +27,7 @@ DRAFT_PASSES = 4  # draft forward passes in a row, as in a step
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of single forward passes, one row per repetition.
-
-    draft    (repetitions, len(draft_lengths))  draft forward passes over so many tokens
-    target   (repetitions, len(lengths))        target forward passes over so many tokens
-    lengths, draft_lengths                      numbers of tokens; both begin with 1
+    """Seconds of single forward passes over `lengths` and `draft_lengths` tokens, one row per repetition.
 
     >>> costs = Costs(np.full((3, 1), 0.1), np.array([[1.0, 1.2, 2.0]] * 3), lengths=(1, 2, 4))
     >>> costs.cost_ratio.value, costs.verify_cost([1, 2, 3]).tolist()
@@ -46,26 +41,19 @@ class Costs:
 
     @property
     def cost_ratio(self) -> Estimate:
-        """c: time of a draft forward pass over one token, in target forward passes over one token
-        (Definition 3.7)."""
+        """c: a draft pass over one token, in target passes over one token (Definition 3.7)."""
         return ratio_of_medians(self.draft[:, 0], self.target[:, 0])
 
     @property
     def verify_costs(self) -> list[Estimate]:
-        """v(n) for each of `lengths`, with intervals."""
         return [ratio_of_medians(column, self.target[:, 0]) for column in self.target.T]
 
     def verify_cost(self, n: ArrayLike) -> Array:
-        """v(n): time of a target forward pass over n tokens, in target forward passes over one
-        token.
-
-        Linear between measured lengths. Raises `ValueError` outside their range.
-        """
+        """v(n): a target pass over n tokens, in passes over one; linear between measured lengths."""
         return _relative(self.target, self.lengths, n)
 
     def draft_cost(self, n: ArrayLike) -> Array:
-        """Time of a draft forward pass over n tokens, in draft forward passes over one; otherwise
-        as `verify_cost`."""
+        """A draft pass over n tokens, in draft passes over one."""
         return _relative(self.draft, self.draft_lengths, n)
 
 
@@ -80,12 +68,7 @@ def _relative(seconds: Array, lengths: Sequence[int], n: ArrayLike) -> Array:
 
 
 def mid_generation(prompt: int, new_tokens: int, gamma: int) -> tuple[int, int]:
-    """Context and cache slots of a forward pass half-way through a generation: arguments for
-    `measure_costs`.
-
-    >>> mid_generation(prompt=32, new_tokens=64, gamma=4)
-    (64, 101)
-    """
+    """Context and cache slots of a forward pass half-way through a generation, for `measure_costs`."""
     return prompt + new_tokens // 2, slots_for(prompt, new_tokens, gamma)
 
 
@@ -104,25 +87,20 @@ def measure_costs(
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
-    """Times forward passes of the target over `lengths` (default 1 to `largest`) and of the draft
-    over `draft_lengths`.
+    """Time forward passes of both models: no sampling and no verification.
 
-    Only forward passes are timed, of a batch of `rows`, after `context` tokens: no sampling and no
-    verification. With one row c and v(n) are those of Definition 3.7, with more those of a batch.
-    On a GPU a forward pass attends to all `slots` of the cache, the empty ones included;
-    `mid_generation` gives those of a generation, and by default there are no more than needed.
-    The modules that are timed are those of a
-    sampler with this `compile`; compilation is not timed. Raises `ValueError` for context, largest,
-    rows < 1, repetitions < 3, too few slots, and lengths that do not begin with 1 and grow.
-
-    >>> from specnb import load_pair
-    >>> pair = load_pair()
-    >>> measure_costs(pair, context=8, largest=4, repetitions=3).target.shape
-    (3, 4)
+    Parameters
+    ----------
+    context, slots
+        Tokens before the pass, and slots of the cache, to all of which a pass on a GPU attends.
+    lengths, draft_lengths
+        Tokens of a pass, growing from 1; by default of the target 1 to `largest`.
+    rows
+        Rows of the batch; Definition 3.7 is about one.
+    compile
+        As in `Sampler`; compiling is not timed.
     """
     lengths = tuple(lengths) or tuple(range(1, largest + 1))
-    if largest < 1 or repetitions < 3:
-        raise ValueError(f"largest and repetitions are {largest} and {repetitions}; they must be at least 1 and 3")
     meter = CostMeter(
         pair, context, lengths, draft_lengths=draft_lengths, slots=slots, rows=rows, compile=compile, seed=seed
     )
@@ -132,18 +110,7 @@ def measure_costs(
 
 
 class CostMeter:
-    """Times forward passes one round at a time, so that rounds can alternate with other timed work.
-
-    The arguments are those of `measure_costs`.
-
-    >>> from specnb import load_pair
-    >>> pair = load_pair()
-    >>> meter = CostMeter(pair, 8, (1, 3))
-    >>> for _ in range(3):
-    ...     meter.round()
-    >>> meter.costs().target.shape
-    (3, 2)
-    """
+    """Times forward passes one round at a time, in turn with other work; its arguments are those of `measure_costs`."""
 
     runner_class: type[CachedModel] = CachedModel
 
@@ -152,17 +119,11 @@ class CostMeter:
         self, pair: Pair, context: int, lengths: Sequence[int], *, draft_lengths: Sequence[int] = (1,),
         slots: int | None = None, rows: int = 1, compile: Compile = False, seed: int = 0,
     ) -> None:  # fmt: skip
-        if context < 1 or rows < 1:
-            raise ValueError(f"context and rows are {context} and {rows}; they must be at least 1")
-        for one in (lengths, draft_lengths):
-            if not one or one[0] != 1 or list(one) != sorted(set(one)):
-                raise ValueError(f"lengths are {list(one)}; they must begin with 1, the unit of cost, and grow")
+        for each in (lengths, draft_lengths):
+            if not each or each[0] != 1 or list(each) != sorted(set(each)):
+                raise ValueError(f"lengths are {list(each)}; they must begin with 1, the unit of cost, and grow")
         longest = max(lengths[-1], draft_lengths[-1])
         required = context + longest
-        if slots is not None and slots < required:
-            raise ValueError(
-                f"{slots} slots are too few; {context} tokens and a forward pass over {longest} need {required}"
-            )
         self.lengths, self.draft_lengths = tuple(lengths), tuple(draft_lengths)
         self.order = np.random.default_rng(seed)
         vocab = min(vocabulary(model) for model in (pair.target, pair.draft))
@@ -171,11 +132,10 @@ class CostMeter:
         target, draft = (PrivateModel(model, compile) for model in (pair.target, pair.draft))
         plain, *verify = [self._forward_pass_of(target, n, tokens, context, compile) for n in lengths]
         drafts = [self._forward_pass_of(draft, n, tokens, context, compile) for n in draft_lengths]
-        # What ran before is in the processor's caches and changes the time of a forward pass. So
-        # each is timed after what precedes it in a loop: drafts after the target, verification
-        # after its like and drafts, plain decoding after itself.
+        # The pass before fills the processor's caches, so each pass is timed after the one that precedes it
+        # in the loop: drafts after the target, verification after drafts, plain decoding after itself.
         self.jobs = [Job(plain, before=[plain])]
-        self.jobs += [Job(one, before=[one, *[drafts[0]] * DRAFT_PASSES]) for one in verify]
+        self.jobs += [Job(each, before=[each, *[drafts[0]] * DRAFT_PASSES]) for each in verify]
         self.jobs += [Job(draft, before=[plain], times=DRAFT_PASSES) for draft in drafts]
         self.clock = partial(now, tokens.device)
         self.rounds: list[Array] = []
@@ -185,11 +145,9 @@ class CostMeter:
 
     @torch.inference_mode()
     def round(self) -> None:
-        """Times one forward pass of each length of each model, in a random order."""
         self.rounds.append(time_round(self.jobs, self.clock, self.order))
 
     def costs(self) -> Costs:
-        """The costs of all rounds so far."""
         seconds = np.stack(self.rounds)
         target, draft = np.split(seconds, [len(self.lengths)], axis=1)
         return Costs(draft, target, self.lengths, self.draft_lengths)
@@ -197,8 +155,6 @@ class CostMeter:
     def _forward_pass_of(
         self, private: PrivateModel, n: int, tokens: Tensor, context: int, compile: Compile
     ) -> Callable[[], Tensor]:
-        """A function that runs the model over the `n` tokens after `context` and returns logits
-        `(rows, n, vocab)`."""
         cached = self.runner_class(private.modules, tokens.shape[1])
         prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
         newest = tokens[:, context : context + n].contiguous()

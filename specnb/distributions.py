@@ -1,19 +1,13 @@
-"""Next-token distributions: from logits to probabilities, what two distributions share, and
-sampling.
+"""Next-token distributions: from logits to probabilities, the residual, sampling, and the uniforms of each row.
 
-Every function works on the last axis (the vocabulary) and any leading batch shape, in float32 or
-better, on any device.
-
-Uniforms for the decoding loop: one independent stream per row and purpose.
-
-A stream is a Philox counter generator keyed by (seed, row), with the purpose in the counter. So a
-row's tokens do not depend on the batch it is in. All uniforms are sampled before the loop, so no
-step waits for a generator.
+Functions work on the last axis (the vocabulary) and any leading batch shape, in float32 or better,
+on any device.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
@@ -22,29 +16,37 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
+from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.nucleus import nucleus
-from specnb.number_checks import real, shown
+from specnb.arguments import real, shown
 
 FLOAT32 = torch.finfo(torch.float32)
+# Mass is counted in whole units: their sums are exact, so the nucleus does not depend on the order
+# of adding
+UNITS = 2.0**61
+SMALL = 1024  # larger vocabularies are not sorted whole on a CPU
+STEP = 64  # candidates are at least the largest probability over this, then over its square, and so on
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become a distribution (section 2.2: every sampling method is sampling from such a
-    distribution).
+    """How logits become a distribution (section 2.2), in the order of transformers.
 
-    Applied in this order, which is that of transformers: `temperature` (0 is argmax, the lowest
-    index among equals), then `top_k` (tokens tied with the k-th are kept), then `top_p` (the
-    smallest set of most probable tokens whose mass reaches it; among equals the lower index comes
-    first; `specnb.nucleus` says how mass is added), then `min_p` (tokens less probable than this
-    times the most probable token are removed).
+    Parameters
+    ----------
+    temperature
+        0 is argmax, the lowest token among equals.
+    top_k
+        Keep the k most probable tokens, and those tied with the k-th.
+    top_p
+        Keep the smallest set of most probable tokens whose mass reaches it; among equals the lower
+        token comes first.
+    min_p
+        Remove tokens less probable than this times the most probable one.
 
-    Raises `ValueError` for a temperature that is negative or not representable in float32 (between
-    0 and about 1e-38, or above about 3e38), top_k < 1, top_p outside (0, 1], min_p outside [0, 1],
-    and anything that is not a number.
-
+    Examples
+    --------
     >>> Sampling(temperature=0.7, top_p=0.9)
     Sampling(temperature=0.7, top_k=None, top_p=0.9, min_p=0.0)
     """
@@ -69,10 +71,6 @@ class Sampling:
 
 
 def require_sampling(sampling: Any) -> None:
-    """Raises `TypeError` unless `sampling` is a `Sampling`.
-
-    >>> require_sampling(Sampling())
-    """
     if not isinstance(sampling, Sampling):
         raise TypeError(
             f"sampling is {shown(sampling)}; it must be a specnb.distributions.Sampling, such as Sampling()"
@@ -82,24 +80,20 @@ def require_sampling(sampling: Any) -> None:
 def standardise(
     logits: Float[Tensor, "*batch vocab"], sampling: Sampling = Sampling(), check: bool = True
 ) -> Float[Tensor, "*batch vocab"]:
-    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`, in float32
-    or better.
+    """The distribution `(..., vocab)` that `sampling` makes of `logits`, in float32 or better.
 
-    Raises `ValueError` when a row contains NaN or +inf, or -inf everywhere. `check=False` skips
-    this test, because reading its result makes the host wait for the device; such rows then come
-    out as NaN.
+    Raises `ValueError` for a row with NaN or without a finite maximum; with `check=False`, which
+    does not wait for the device, such a row is NaN.
 
-    >>> logits = torch.tensor([2.0, 1.0, 0.0]).exp().log()
-    >>> standardise(logits, Sampling(temperature=0))
-    tensor([1., 0., 0.])
-    >>> standardise(logits, Sampling(top_k=2)).round(decimals=2)
+    >>> standardise(torch.tensor([2.0, 1.0, 0.0]), Sampling(top_k=2)).round(decimals=2)
     tensor([0.7300, 0.2700, 0.0000])
     """
     logits = logits if logits.dtype == torch.float64 else logits.float()
     if check:
         _require_finite_maximum(logits)
     if sampling.temperature == 0:
-        return _argmax_distribution(logits)
+        first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
+        return torch.zeros_like(logits).scatter_(-1, first, 1.0).where(logits.gather(-1, first).isfinite(), torch.nan)
     if sampling.temperature != 1:
         # Subtract the maximum first: divided by a low temperature, large logits would overflow.
         logits = (logits - logits.amax(dim=-1, keepdim=True)) / float(sampling.temperature)
@@ -125,46 +119,85 @@ def _require_finite_maximum(logits: Float[Tensor, "*batch vocab"]) -> None:
         )
 
 
-def _argmax_distribution(logits: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-    first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
-    probs = torch.zeros_like(logits).scatter_(-1, first, 1.0)
-    return probs.where(logits.gather(-1, first).isfinite(), torch.nan)
-
-
 def standardise_probs(probs: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float[Tensor, "*batch vocab"]:
-    """What `sampling` makes of `probs` `(..., vocab)` instead of logits; the default `Sampling()`
-    returns them as is.
-
-    >>> standardise_probs(torch.tensor([0.25, 0.75]), Sampling(temperature=0))
-    tensor([0., 1.])
-    """
     return probs if sampling == Sampling() else standardise(probs.log(), sampling, check=False)
 
 
-def normalise(mass: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
-    """`mass` `(..., vocab)` divided by its sum; NaN where the sum is zero.
+# One operation for torch, which compiles, captures and replays it as a whole: inside it the CPU may
+# look at values.
+@torch.library.custom_op("specnb::nucleus", mutates_args=())
+def nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """`probs` of the smallest set of most probable tokens whose mass reaches `top_p`, 0 elsewhere.
 
-    >>> normalise(torch.tensor([1.0, 3.0]))
-    tensor([0.2500, 0.7500])
+    >>> nucleus(torch.tensor([0.25, 0.25, 0.5]), top_p=0.75)
+    tensor([0.2500, 0.0000, 0.5000])
     """
+    return by_sorting(probs, top_p)
+
+
+def by_sorting(probs: Tensor, top_p: float) -> Tensor:
+    ordered, index = probs.sort(dim=-1, descending=True, stable=True)
+    units = (ordered * UNITS).long()
+    inside = units.cumsum(dim=-1) - units < math.ceil(top_p * UNITS)
+    return probs.where(torch.zeros_like(inside).scatter(-1, index, inside), 0.0).contiguous()
+
+
+@nucleus.register_fake
+def _(probs: Tensor, top_p: float) -> Tensor:
+    return probs.new_empty(probs.shape)
+
+
+@nucleus.register_kernel("cpu")
+def _(probs: Tensor, top_p: float) -> Tensor:
+    vocab = probs.shape[-1]
+    if vocab <= SMALL:
+        return by_sorting(probs, top_p)
+    kept, needed = probs.new_empty(probs.shape), math.ceil(top_p * UNITS)
+    rows = (of.reshape(-1, vocab).numpy(force=True) for of in (probs, kept))
+    for row, kept_row in zip(*rows, strict=True):
+        np.multiply(row, _inside(row, needed), out=kept_row)
+    return kept
+
+
+def _inside(row: NDArray[np.floating], needed: int) -> NDArray[np.bool_]:
+    ordered = np.sort(_candidates(row, needed))[::-1]
+    place = int(np.searchsorted(_units(ordered).cumsum(), needed))
+    if place == len(ordered):  # rounding leaves all tokens below the mass that is needed
+        return np.ones(len(row), np.bool_)
+    inside: NDArray[np.bool_] = row >= ordered[place]
+    surplus = np.count_nonzero(inside) - (place + 1)
+    if surplus > 0:  # the set ends between equals
+        inside[np.flatnonzero(row == ordered[place])[-surplus:]] = False
+    return inside
+
+
+def _candidates(row: NDArray[np.floating], needed: int) -> NDArray[np.floating]:
+    """All probabilities from some limit on that together have `needed` units, or all there are."""
+    largest = row.max()
+    for limit in (largest / STEP, largest / STEP**2, largest / STEP**3):
+        values = row[np.flatnonzero(row >= limit)]
+        if _units(values).sum() >= needed:
+            return values
+    return row
+
+
+def _units(values: NDArray[np.floating]) -> NDArray[np.int64]:
+    with np.errstate(invalid="ignore"):  # a row of NaN stays one
+        return (values * UNITS).astype(np.int64)
+
+
+def normalise(mass: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
     return mass / mass.sum(dim=-1, keepdim=True)
 
 
 def one_hot(
     tokens: Int[Tensor, "*batch"], vocab: int, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "*batch {vocab}"]:
-    """The distribution `(..., vocab)` that is 1 at `tokens` `(...,)`: the q of a deterministic
-    drafter.
-
-    >>> one_hot(torch.tensor([2]), vocab=3)
-    tensor([[0., 0., 1.]])
-    """
     return torch.nn.functional.one_hot(tokens, vocab).to(dtype)
 
 
 def overlap(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]) -> Float[Tensor, "*#batch"]:
-    """beta = sum min(p, q), `(...,)`: the probability that a token sampled from q is accepted
-    (Theorem 3.5).
+    """sum min(p, q) `(...,)`: beta, the acceptance probability of a draft token from q (Theorem 3.5).
 
     >>> overlap(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     tensor(0.7500)
@@ -173,7 +206,7 @@ def overlap(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]
 
 
 def total_variation(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]) -> Float[Tensor, "*#batch"]:
-    """D_LK(p, q) = sum |p - q| / 2, `(...,)` (Definition 3.2), which is 1 - overlap (Lemma 3.3).
+    """D_LK(p, q) = sum |p - q| / 2 = 1 - overlap, `(...,)` (Definition 3.2, Lemma 3.3).
 
     >>> total_variation(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     tensor(0.2500)
@@ -184,22 +217,12 @@ def total_variation(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch
 def unnormalised_residual(
     p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]
 ) -> Float[Tensor, "*#batch vocab"]:
-    """max(0, p - q) `(..., vocab)`, or p where that is zero everywhere: `residual` before division
-    by its sum.
-
-    >>> unnormalised_residual(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
-    tensor([0.2500, 0.0000])
-    """
     positive_part = (p - q).clamp_min(0)
     return positive_part.where(positive_part.sum(dim=-1, keepdim=True) > 0, p)
 
 
 def residual(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]) -> Float[Tensor, "*#batch vocab"]:
-    """norm(max(0, p - q)) `(..., vocab)`: the distribution of the recovered token (section 2.3).
-
-    Where p = q no token is ever rejected, up to rounding, and the result is norm(p). With q = 0,
-    which stands for "no draft token here", the result is norm(p) too: the distribution of the bonus
-    token.
+    """norm(max(0, p - q)) `(..., vocab)`: the distribution of the recovered token (section 2.3); norm(p) if q = 0.
 
     >>> residual(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     tensor([1., 0.])
@@ -208,14 +231,10 @@ def residual(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"
 
 
 def sample(probs: Float[Tensor, "*batch vocab"], uniform: Float[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
-    """The token `(...,)` at which the cumulative sum of `probs` `(..., vocab)` passes `uniform`
-    `(...,)` in [0, 1).
+    """The token at which the cumulative sum of `probs` `(..., vocab)` passes `uniform` `(...,)` times their sum.
 
-    `probs` need not sum to 1: `uniform` is multiplied by their sum. Sums are float64, whatever the
-    dtype. A token of probability zero is never sampled. From NaN the result is the last token.
-
-    >>> sample(torch.tensor([[0.2, 0.8], [0.2, 0.8]]), torch.tensor([0.1, 0.3]))
-    tensor([0, 1])
+    Sums are float64. A token of probability zero is never sampled; from NaN the result is the last
+    token.
     """
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the
@@ -229,12 +248,7 @@ PURPOSES = ("draft", "accept", "final")
 
 @dataclass(frozen=True)
 class Uniforms:
-    """Float64 uniforms in [0, 1) of a batch.
-
-    draft   (batch, steps, gamma)  to sample the draft tokens
-    accept  (batch, steps, gamma)  to accept or reject them
-    final   (batch, steps)         to sample the recovered or bonus token
-    """
+    """Float64 uniforms in [0, 1) of a batch: for drafting, acceptance, and the final token of each step."""
 
     draft: Float64[Tensor, "batch steps gamma"]
     accept: Float64[Tensor, "batch steps gamma"]
@@ -244,13 +258,9 @@ class Uniforms:
 def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
     """The generator of one row for one of `PURPOSES`, independent of all others.
 
-    `seed` and `row` are any whole numbers from 0. Raises `ValueError` if one is negative.
-
-    >>> stream(seed=7, row=0, purpose="accept").random() == stream(seed=7, row=1, purpose="accept").random()
-    False
+    It is keyed by (seed, row) with the purpose in the counter, so a row's tokens do not depend on
+    its batch.
     """
-    if seed < 0 or row < 0:
-        raise ValueError(f"seed is {seed} and row {row}; both must be whole numbers from 0")
     if max(seed, row) < 2**64:
         key, counter = np.array([seed, row], dtype=np.uint64), PURPOSES.index(purpose)
     else:
@@ -262,11 +272,7 @@ def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
 
 
 def uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int, device: torch.device | str = "cpu") -> Uniforms:
-    """The `Uniforms` of `rows` for `steps` steps of `gamma` draft tokens, on `device`.
-
-    >>> uniforms(seed=7, rows=[0, 1], steps=10, gamma=4).accept.shape
-    torch.Size([2, 10, 4])
-    """
+    """The `Uniforms` of `rows` for `steps` steps of `gamma` draft tokens."""
 
     def sampled(purpose: str, *shape: int) -> Tensor:
         of_rows = [stream(int(seed), int(row), purpose).random(shape) for row in rows]
@@ -275,5 +281,5 @@ def uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int, device: tor
     return Uniforms(sampled("draft", steps, gamma), sampled("accept", steps, gamma), sampled("final", steps))
 
 
+# From the tokens emitted so far to the float64 distribution `(vocab,)` of the next one
 Conditional = Callable[[tuple[int, ...]], Tensor]
-"""From the tokens emitted so far to the float64 distribution `(vocab,)` of the next one."""

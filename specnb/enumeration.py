@@ -1,18 +1,7 @@
-"""Exact enumeration: the joint distribution that a rule gives to everything a step emits, without
-sampling.
+"""Exact enumeration: the joint distribution that a rule gives to everything a step emits, without sampling.
 
-A plan's probabilities are multiplied out in float64 over every tree of draft tokens
-(`step_distribution`). The distributions may depend on the tokens before them, because that is where
-implementations go wrong.
-
-A rule that is a function of uniforms, without a plan, is asked instead in every cell of uniforms in
-which its answer is constant; the volumes of the cells are the probabilities
-(`integrated_distribution`). Asking a `PlannedRule` between the thresholds of its own plan compares
-what carries plans out with the multiplication.
-
-Drafters are enumerated too (`drafts_of`). A proposal is piecewise constant in its uniforms. The
-edges are found by bisection of the uniforms themselves, so nothing is assumed about what the
-drafter reports, and a q that is not what was sampled from shows in the result.
+Probabilities of a plan are multiplied out in float64 over every tree of draft tokens. Rules without
+a plan, and drafters, are asked in every cell of uniforms in which their answer is constant.
 """
 
 from __future__ import annotations
@@ -33,34 +22,27 @@ from specnb.rules import (
     exact_match,
     rejection_sampling,
     require_outcome,
-    require_rule,
     token_verification,
 )
 from specnb.trees import Scheme, TokenTree, chain, independent_children, leaves_first
 
+# The probability of each sequence that a step can emit: accepted draft tokens, then the last token
 Emissions = dict[tuple[int, ...], float]
-"""The probability of each sequence that one step can emit: the accepted draft tokens and the last
-token."""
 
-# Edges closer than this are one: sums that should be equal differ in their last bits.
-MIN_CELL_WIDTH = 1e-13
+MIN_CELL_WIDTH = 1e-13  # closer edges are one, because equal sums differ in their last bits
 CORNER_INSET = 2e-14  # how far inside a cell the rule is evaluated at both of its ends
 CELLS = 20_000  # cells of a batch, so that memory stays small
-GRID = 128
-"""Points at which a drafter's uniform is tried first; tokens with a probability below 1 / GRID may
-be overlooked."""
+GRID = 128  # points at which a drafter's uniform is tried first; less probable tokens than 1 / GRID may be overlooked
 HALVINGS = 42
 POINTS = 2**13
 
 
 class ChangesInsideError(ValueError):
-    """A rule changes its answer inside a cell, so that the volumes of the cells are not its
-    probabilities."""
+    """A rule changes its answer inside a cell, whose volume is then not a probability."""
 
 
 class Drafts(NamedTuple):
-    """What may be proposed in a step: the tokens of all nodes (-1: none), the q of each, and the
-    probability."""
+    """What may be proposed in a step: tokens (-1 for none), the q of each, and the probability."""
 
     tokens: Int[Tensor, "drafts nodes"]
     q: Float64[Tensor, "drafts nodes vocab"]
@@ -68,8 +50,7 @@ class Drafts(NamedTuple):
 
 
 def joint_distribution(probs: Conditional, length: int) -> Float64[Tensor, ...]:
-    """The distribution `(vocab,) * length` of the next `length` tokens sampled one by one from
-    `probs`.
+    """The distribution `(vocab,) * length` of `length` tokens sampled one by one from `probs`.
 
     >>> joint_distribution(lambda prefix: torch.tensor([0.25, 0.75]).double(), length=2).tolist()
     [[0.0625, 0.1875], [0.1875, 0.5625]]
@@ -78,15 +59,10 @@ def joint_distribution(probs: Conditional, length: int) -> Float64[Tensor, ...]:
 
 
 def completed(emitted: Emissions, p: Conditional, length: int) -> Float64[Tensor, ...]:
-    """The joint distribution `(vocab,) * length` if the target continues whatever a step emitted.
+    """The joint distribution `(vocab,) * length` if the target continues what a step emitted.
 
-    A step is exact if and only if this equals `joint_distribution(p, length)` for `length` = gamma
-    + 1, or the depth of the tree + 1: then what it emits, however long, is distributed as the
-    beginning of a sequence sampled from p.
-
-    >>> p = lambda prefix: torch.tensor([0.5, 0.5]).double()
-    >>> completed({(0,): 0.5, (1, 0): 0.25, (1, 1): 0.25}, p, length=2).tolist()
-    [[0.25, 0.25], [0.25, 0.25]]
+    A step is exact if and only if this equals `joint_distribution(p, length)` for length = gamma +
+    1, or the depth of the tree + 1.
     """
     joint = torch.zeros((len(p(())),) * length, dtype=torch.float64)
     for tokens, probability in emitted.items():
@@ -99,11 +75,7 @@ def completed(emitted: Emissions, p: Conditional, length: int) -> Float64[Tensor
 
 
 def count_distribution(emitted: Emissions, gamma: int) -> Float64[Tensor, " counts"]:
-    """The distribution `(gamma + 1,)` of the number of tokens that a step emits, 1 to gamma + 1.
-
-    >>> count_distribution({(0,): 0.5, (1, 0): 0.25, (1, 1): 0.25}, gamma=1).tolist()
-    [0.5, 0.5]
-    """
+    """The distribution `(gamma + 1,)` of the number of tokens that a step emits, from 1."""
     counts = torch.zeros(gamma + 1, dtype=torch.float64)
     for tokens, probability in emitted.items():
         counts[len(tokens) - 1] += probability
@@ -111,11 +83,7 @@ def count_distribution(emitted: Emissions, gamma: int) -> Float64[Tensor, " coun
 
 
 def expected_accepted(emitted: Emissions) -> float:
-    """The expected number of accepted draft tokens in a step; the last token is not counted.
-
-    >>> expected_accepted({(0,): 0.5, (1, 0): 0.25, (1, 1): 0.25})
-    0.5
-    """
+    """The expected number of accepted draft tokens in a step."""
     return sum(chance * (len(tokens) - 1) for tokens, chance in emitted.items())
 
 
@@ -127,67 +95,54 @@ def step_distribution(
     sampled: Conditional | None = None,
     scheme: Scheme = independent_children,
 ) -> Emissions:
-    """The probability of each sequence that one step of `rule` emits (Algorithm 1 with
-    `token_verification`).
+    """The probability of each sequence that one step emits.
 
-    p and q are the target's and the drafter's distributions given the tokens of this step so far.
-    `gamma` is the number of draft tokens of a chain, or the parents of a tree, whose children are
-    sampled by `scheme`. `sampled` is the distribution that draft tokens really come from, if a
-    drafter reports another one (q). A rule without a plan is asked in cells, see
-    `integrated_distribution`, which may raise `ValueError`. Raises `TypeError` for what is called
-    or answers in another way than a rule.
+    Parameters
+    ----------
+    p, q
+        Distributions of target and drafter given the tokens of this step so far.
+    gamma
+        Draft tokens of a chain, or the parents of a tree, whose siblings `scheme` samples.
+    sampled
+        The distribution that draft tokens come from, if it is not q.
 
+    Examples
+    --------
     >>> p = lambda prefix: torch.tensor([0.5, 0.5]).double()
     >>> q = lambda prefix: torch.tensor([0.0, 1.0]).double()
     >>> step_distribution(token_verification, p, q, gamma=1)
     {(0,): 0.5, (1, 0): 0.25, (1, 1): 0.25}
     """
     parents = chain(gamma) if isinstance(gamma, int) else tuple(gamma)
-    require_rule(rule, with_tree=parents != chain(len(parents)))
     return emissions(rule, draft_trees(parents, q, scheme, sampled), p, parents)
 
 
 def emissions(rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
-    """The probability of each sequence that a step with one of `drafts` emits.
-
-    >>> half = lambda prefix: torch.tensor([0.5, 0.5]).double()
-    >>> emissions(token_verification, draft_trees((-1,), half, independent_children), half, (-1,))
-    {(0, 0): 0.25, (0, 1): 0.25, (1, 0): 0.25, (1, 1): 0.25}
-    """
     if isinstance(rule, PlannedRule):
         return multiplied(rule, drafts, p, parents)
     return integrated_distribution(rule, drafts, p, parents)
 
 
 def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sampled: Conditional | None = None) -> Drafts:
-    """Every tree of this shape that can be proposed, its tokens sampled from `sampled`, q by
-    default.
-
-    >>> half = lambda prefix: torch.tensor([0.5, 0.5]).double()
-    >>> from specnb.trees import distinct_children
-    >>> found = draft_trees((-1, -1), half, distinct_children)
-    >>> found.tokens.tolist(), found.probability.tolist()
-    ([[0, 1], [1, 0]], [0.5, 0.5])
-    """
+    """Every tree of this shape that can be proposed, its tokens sampled from `sampled`, by default q."""
     tree = TokenTree(parents)
     tokens, rows, chance = torch.zeros(1, 0, dtype=torch.int64), q(())[None, None][:, :0], torch.ones(1).double()
     for node, parent in enumerate(parents):
-        earlier = [tokens[:, other] for other in range(node) if parents[other] == parent]
+        earlier = [tokens[:, sibling] for sibling in range(node) if parents[sibling] == parent]
         prefixes = _prefixes(tokens, tree, parent + 1)
-        own, source = (scheme(_after(prefixes, probs), earlier) for probs in (q, sampled or q))
+        reported, source = (scheme(_after(prefixes, probs), earlier) for probs in (q, sampled or q))
         possible = torch.tensor([-1 not in prefix for prefix in prefixes])[:, None]
-        own, source = own.where(possible, 0.0), source.where(possible, 0.0)
+        reported, source = reported.where(possible, 0.0), source.where(possible, 0.0)
         nothing = ~(source > 0).any(-1, keepdim=True)
         draft, choice = torch.cat([source > 0, nothing], -1).nonzero(as_tuple=True)
         token = choice.where(choice < source.shape[-1], -1)
         tokens = torch.cat([tokens[draft], token[:, None]], -1)
-        rows = torch.cat([rows[draft], own[draft][:, None]], -2)
+        rows = torch.cat([rows[draft], reported[draft][:, None]], -2)
         chance = chance[draft] * torch.cat([source, nothing.double()], -1)[draft, choice]
     return Drafts(tokens, rows, chance)
 
 
 def multiplied(rule: PlannedRule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
-    """`emissions` by the probabilities of the rule's plan."""
     tree = TokenTree(parents)
     prefixes = [_prefixes(drafts.tokens, tree, entry) for entry in range(len(parents) + 1)]
     target = torch.stack([_after(each, p) for each in prefixes], dim=1)
@@ -208,35 +163,33 @@ def multiplied(rule: PlannedRule, drafts: Drafts, p: Conditional, parents: tuple
 def _ends(plan: Plan, tokens: Tensor, tree: TokenTree, up: bool) -> Iterator[tuple[int, Tensor]]:
     """Each entry and the probability `(drafts,)` that the step ends there."""
     accept = plan.accept.double().nan_to_num(0.0).clamp(0, 1).where(tokens >= 0, 0.0)
-    # Root first: that an entry is reached and none of its children accepted.
-    left = [torch.ones(len(tokens)).double()]
+    # The probability that an entry is reached and none of its children accepted, the root's first.
+    reached = [torch.ones(len(tokens)).double()]
     if up:
         for node in leaves_first(tree.parents):
-            yield node + 1, left[0] * accept[:, node]
-            left[0] = left[0] * (1 - accept[:, node])
-        yield 0, left[0]
+            yield node + 1, reached[0] * accept[:, node]
+            reached[0] = reached[0] * (1 - accept[:, node])
+        yield 0, reached[0]
     else:
         for node, parent in enumerate(tree.parents):
-            left.append(left[parent + 1] * accept[:, node])
-            left[parent + 1] = left[parent + 1] * (1 - accept[:, node])
-        yield from enumerate(left)
+            reached.append(reached[parent + 1] * accept[:, node])
+            reached[parent + 1] = reached[parent + 1] * (1 - accept[:, node])
+        yield from enumerate(reached)
 
 
 def _distributions(plan: Plan) -> Float64[Tensor, "drafts entries vocab"]:
-    """What the last token is sampled from at each entry."""
     count, entries = plan.after.shape[:2]
     every = [plan.at(torch.full((count,), entry)) for entry in range(entries)]
     return normalise(torch.stack(every, dim=1).double())
 
 
 def _prefixes(tokens: Tensor, tree: TokenTree, entry: int) -> list[tuple[int, ...]]:
-    """The tokens from the root to an entry, its own included, of each draft."""
     path = [node for node in tree.paths[entry].tolist() if node >= 0]
     return [tuple(row) for row in tokens[:, path].tolist()]
 
 
 def _after(prefixes: Sequence[tuple[int, ...]], probs: Conditional) -> Tensor:
-    """`probs` after each prefix `(prefixes, vocab)`; after none where a token is missing."""
+    """`probs` after each prefix; after none if a token is missing."""
     table = {prefix: probs(prefix if -1 not in prefix else ()) for prefix in prefixes}
     return torch.stack([table[prefix] for prefix in prefixes]).double()
 
@@ -248,20 +201,16 @@ def integrated_distribution(
     parents: tuple[int, ...],
     thresholds: Sequence[PlannedRule] = (token_verification, rejection_sampling, exact_match),
 ) -> Emissions:
-    """The same distribution from the answers of any `rule` in every cell between the thresholds of
-    some plans.
+    """`emissions` of any rule, from its answers in every cell between the thresholds of some plans.
 
-    Raises `ValueError` if an answer changes inside a cell: then the rule uses a uniform for
-    something other than one comparison with the acceptance probability of one of the plans or one
-    sample from p, or, for the last token, one sample from a distribution of the plans. Each cell is
-    evaluated at its centre and just inside its first and last corner, so that no overlap with a
-    neighbouring cell is too small to be found.
+    Each cell is asked at its centre and just inside two corners. If the answers differ, the rule
+    compares a uniform with something else, and `ChangesInsideError` is raised.
     """
     tree, count = TokenTree(parents), len(drafts.tokens)
     target = _target_along(drafts, p, tree)
-    plans = [other.plan(target, drafts.q, drafts.tokens, tree) for other in thresholds]
-    own_samples = target[:, tree.parent_entries].cumsum(-1)  # of p after each parent
-    accept = torch.cat([torch.stack([plan.accept.double() for plan in plans], dim=-1), own_samples], dim=-1)
+    plans = [rule_with_plan.plan(target, drafts.q, drafts.tokens, tree) for rule_with_plan in thresholds]
+    samples = target[:, tree.parent_entries].cumsum(-1)  # of p after each parent
+    accept = torch.cat([torch.stack([plan.accept.double() for plan in plans], dim=-1), samples], dim=-1)
     final = torch.cat([_distributions(plan).cumsum(-1).flatten(1) for plan in plans], dim=-1)
     emitted, batch, size = Emissions(), list[tuple[int, Tensor, Tensor]](), 0
     for draft in range(count):
@@ -287,7 +236,6 @@ def _edges(points: Tensor) -> Tensor:
 def _volumes(
     rule: Rule, batch: list[tuple[int, Tensor, Tensor]], p: Tensor, drafts: Drafts, tree: TokenTree | None
 ) -> Iterator[tuple[tuple[int, ...], float]]:
-    """What is emitted in each cell, and its probability. All cells of a batch are asked at once."""
     which = torch.cat([torch.full((len(lows),), draft) for draft, lows, _ in batch])
     lows, widths = (torch.cat(parts) for parts in list(zip(*batch, strict=True))[1:])
     answers = _answers(rule, which, lows + widths / 2, p, drafts, tree)
@@ -303,8 +251,7 @@ def _volumes(
 def _answers(
     rule: Rule, which: Tensor, uniforms: Tensor, p: Tensor, drafts: Drafts, tree: TokenTree | None
 ) -> Int[Tensor, "asked numbers"]:
-    """What `rule` says of the drafts `which` with these uniforms: the count, the last token and the
-    accepted tokens."""
+    """The rule's answers for the drafts `which`: number accepted, last token, accepted tokens."""
     tokens, shape = drafts.tokens[which], () if tree is None else (tree,)
     outcome = rule(p[which], drafts.q[which], tokens, uniforms[:, :-1], uniforms[:, -1], *shape)
     require_outcome(outcome, len(which), with_path=tree is not None)
@@ -312,15 +259,14 @@ def _answers(
     nodes = torch.arange(tokens.shape[1]) if path is None else path.clamp_min(0)
     emitted = tokens.gather(1, nodes.expand(len(tokens), -1))
     emitted = emitted.where(torch.arange(emitted.shape[1]) < accepted[:, None], -1)
-    for name, given, most in (("accepted", accepted, emitted.shape[1]), ("token", token, p.shape[-1] - 1)):
-        if bool(((given < 0) | (given > most)).any()):
-            raise ValueError(f"the rule returned {name} from {given.min()} to {given.max()}; 0 to {most} can be")
+    for name, answer, most in (("accepted", accepted, emitted.shape[1]), ("token", token, p.shape[-1] - 1)):
+        if bool(((answer < 0) | (answer > most)).any()):
+            raise ValueError(f"the rule returned {name} from {answer.min()} to {answer.max()}; 0 to {most} can be")
     return torch.cat([accepted[:, None], token[:, None], emitted], dim=1)
 
 
 def _summed(answers: Tensor, shares: Tensor) -> Iterator[tuple[tuple[int, ...], float]]:
-    """The tokens of each different answer, and the sum of its shares."""
-    # As one number each: torch needs many times as long for the different rows of a table.
+    # Answers are coded as numbers, because torch needs many times as long for unique rows.
     weights = (int(answers.max()) + 2) ** torch.arange(answers.shape[1]).flip(0)
     numbers, inverse = ((answers + 1) @ weights).unique(return_inverse=True)
     sums = torch.zeros(len(numbers)).double().index_add(0, inverse, shares)
@@ -332,15 +278,7 @@ def _summed(answers: Tensor, shares: Tensor) -> Iterator[tuple[tuple[int, ...], 
 def estimated_distribution(
     rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...], points: int = POINTS
 ) -> Emissions:
-    """The same distribution for any `rule`, approximately: from so many quasi-random points in
-    place of the uniforms.
-
-    How far it is off is what `token_verification` is off on the same points, about 1e-3.
-
-    >>> half = lambda prefix: torch.tensor([0.5, 0.5]).double()
-    >>> estimated_distribution(exact_match, draft_trees((-1,), half, independent_children), half, (-1,), points=2**10)
-    {(0,): 0.25, (1,): 0.25, (0, 0): 0.125, (1, 0): 0.125, (0, 1): 0.125, (1, 1): 0.125}
-    """
+    """`emissions` of any rule, estimated on quasi-random points; `token_verification` is off by about 1e-3 on these."""
     tree, count = TokenTree(parents), len(drafts.tokens)
     target = _target_along(drafts, p, tree)
     which = torch.arange(count).repeat_interleave(points)
@@ -350,21 +288,15 @@ def estimated_distribution(
 
 
 def _target_along(drafts: Drafts, p: Conditional, tree: TokenTree) -> Float64[Tensor, "drafts entries vocab"]:
-    """The target's distributions after the root and each node of every draft."""
     prefixes = [_prefixes(drafts.tokens, tree, entry) for entry in range(len(tree.parents) + 1)]
     return torch.stack([_after(each, p) for each in prefixes], dim=1)
 
 
 def drafts_of(drafter: Drafter, prefix: tuple[int, ...], gamma: int) -> Drafts:
-    """Every proposal of `drafter` after `prefix`, with its probability; the probabilities sum to 1.
+    """Every proposal of `drafter` after `prefix`, with its probability, by bisection of its uniforms.
 
-    `start` is called before each proposal. Raises `ValueError` if a draft token depends on the
-    uniform of a later one or on other randomness than the uniforms, if a q is no distribution, or
-    if a cell is too narrow to be found (see `GRID`).
-
-    >>> from specnb.ngram import UniformDrafter
-    >>> drafts_of(UniformDrafter(2), (0,), 1).probability.round(decimals=3).tolist()
-    [0.5, 0.5]
+    Raises `ValueError` if a draft token depends on a later uniform or other randomness, a q is no
+    distribution, or a token is less probable than 1 / `GRID`.
     """
     cells, volumes = torch.full((1, gamma), 0.5, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     asked = [_proposed(drafter, prefix, cells.repeat(16, 1)) for _ in range(2)]  # 32 times the same
@@ -374,9 +306,9 @@ def drafts_of(drafter: Drafter, prefix: tuple[int, ...], gamma: int) -> Drafts:
             "and let `start` forget what earlier steps left"
         )
     for position in range(gamma):
-        found = [_split(drafter, prefix, cell, position) for cell in cells]
-        volumes = torch.cat([volume * widths for volume, (_, widths) in zip(volumes, found, strict=True)])
-        cells = torch.cat([split for split, _ in found])
+        splits = [_split(drafter, prefix, cell, position) for cell in cells]
+        volumes = torch.cat([volume * widths for volume, (_, widths) in zip(volumes, splits, strict=True)])
+        cells = torch.cat([split for split, _ in splits])
     tokens, q = proposal = _proposed(drafter, prefix, cells)
     if bool(no_distribution(proposal).any()):
         sums = q.sum(dim=-1)
@@ -390,37 +322,26 @@ def drafts_of(drafter: Drafter, prefix: tuple[int, ...], gamma: int) -> Drafts:
 def drafter_step_distribution(
     drafter: Drafter, p: Conditional, prefix: tuple[int, ...], gamma: int, rule: Rule = token_verification
 ) -> Emissions:
-    """The probability of each sequence that one step with `drafter` emits after `prefix`.
-
-    `p` is the target's distribution given the tokens of this step so far; make it with
-    dtype=torch.float64. To be compared with the target's by `completed`. `gamma` is not read for a
-    drafter that proposes a tree.
-
-    >>> from specnb.ngram import UniformDrafter
-    >>> p = lambda tokens: torch.tensor([0.25, 0.75]).double()
-    >>> made = drafter_step_distribution(UniformDrafter(2), p, (0,), gamma=1)
-    >>> {tokens: round(chance, 4) for tokens, chance in sorted(made.items())}
-    {(0, 0): 0.0625, (0, 1): 0.1875, (1,): 0.25, (1, 0): 0.125, (1, 1): 0.375}
-    """
+    """The probability of each sequence that one step with `drafter` emits after `prefix`."""
     parents = chain(gamma) if drafter.parents is None else drafter.parents
     return emissions(rule, drafts_of(drafter, prefix, len(parents)), p, parents)
 
 
 def _split(drafter: Drafter, prefix: tuple[int, ...], cell: Tensor, position: int) -> tuple[Tensor, Tensor]:
-    """The cells `(n, gamma)` into which uniform number `position` divides `cell`, a point of each,
-    and their widths."""
-    # Both ends of [0, 1), too: a rare token there would lie between no two points of the grid.
+    """The cells `(n, gamma)` into which uniform number `position` divides `cell`, and their widths."""
+    # With both ends of [0, 1): a rare token there would lie between no two points of the grid.
     middles = (torch.arange(GRID, dtype=torch.float64) + 0.5) / GRID
     points = torch.cat([middles.new_zeros(1), middles, middles.new_full((1,), 1 - 2**-53)])
     tokens = _tokens_at(drafter, prefix, cell, position, points)
-    low, high = points[:-1][tokens.diff() != 0], points[1:][tokens.diff() != 0]
-    left, right = tokens[:-1][tokens.diff() != 0], tokens[1:][tokens.diff() != 0]
+    changes = tokens.diff() != 0
+    low, high = points[:-1][changes], points[1:][changes]
+    before, after = tokens[:-1][changes], tokens[1:][changes]
     for _ in range(HALVINGS if len(low) else 0):
         middle = (low + high) / 2
-        found = _tokens_at(drafter, prefix, cell, position, middle)
-        if bool(((found != left) & (found != right)).any()):
+        there = _tokens_at(drafter, prefix, cell, position, middle)
+        if bool(((there != before) & (there != after)).any()):
             raise ValueError(f"a draft token has a probability below 1/{GRID}; choose distributions without such")
-        low, high = middle.where(found == left, low), middle.where(found == right, high)
+        low, high = middle.where(there == before, low), middle.where(there == after, high)
     edges = torch.cat([torch.zeros(1).double(), high, torch.ones(1).double()])
     cells = cell.repeat(len(edges) - 1, 1)
     cells[:, position] = (edges[1:] + edges[:-1]) / 2
@@ -428,7 +349,6 @@ def _split(drafter: Drafter, prefix: tuple[int, ...], cell: Tensor, position: in
 
 
 def _tokens_at(drafter: Drafter, prefix: tuple[int, ...], cell: Tensor, position: int, points: Tensor) -> Tensor:
-    """Draft token number `position` with its uniform at each of `points`."""
     uniforms = cell.repeat(len(points), 1)
     uniforms[:, position] = points
     tokens = _proposed(drafter, prefix, uniforms)[0]

@@ -1,16 +1,4 @@
-"""Judges a verification rule or a drafter: whether it is exact, by how much not, and how many
-tokens its steps emit.
-
-`judge_rule` enumerates steps of the rule on pairs of distributions that depend on the context, some
-of which make tokens impossible or propose nothing, and compares the joint distribution of what
-follows with the target's. A rule that uses uniforms as no plan of `specnb.rules` does is estimated
-on quasi-random points instead. `judge_drafter` enumerates what a drafter proposes after many
-prefixes.
-
-Source: Sun et al., arXiv 2403.10444, show that no exact rule for chains accepts more than block
-verification. The closed form of what it accepts, `optimal_accepted`, is derived here, and compared
-with linear programs in the tests.
-"""
+"""Decide whether a verification rule or a drafter is exact, how far it is off, and how many tokens its steps emit."""
 
 from __future__ import annotations
 
@@ -24,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specnb.arguments import require_whole, whole
 from specnb.distributions import Conditional, total_variation
 from specnb.drafters import Drafter
 from specnb.enumeration import (
@@ -38,28 +27,20 @@ from specnb.enumeration import (
     joint_distribution,
     step_distribution,
 )
-from specnb.number_checks import require_whole
 from specnb.rules import Rule, block_verification, token_verification
 from specnb.trees import Scheme, chain, independent_children, node_depths
 
-EXACT = 1e-12
-"""The largest total variation of an enumerated rule that is called exact."""
-BISECTED = 1e-6
-"""The same of a drafter, whose q may be in float32."""
-LARGEST = 8
-"""Tokens of a vocabulary that `judge_drafter` enumerates."""
-MARGIN = 3
-"""An estimated rule is called exact up to so many times what token verification is off on the same
-points."""
+EXACT = 1e-12  # the largest total variation of an enumerated rule that is called exact
+BISECTED = 1e-6  # the same of a drafter, whose q may be in float32
+LARGEST = 8  # tokens of a vocabulary that `judge_drafter` enumerates
+MARGIN = 3  # an estimated rule may be off by so many times what token verification is off on the same points
 
 Array = NDArray[np.float64]
-Pair = tuple[Conditional, Conditional]
-"""The target's and the draft's distributions after each prefix."""
+Pair = tuple[Conditional, Conditional]  # distributions of target and draft after each prefix
 
 
 class Prefix(NamedTuple):
-    """Tokens that a sequence begins with, and their probability under the target and under the
-    rule."""
+    """The beginning of a sequence, and its probability under the target and under the rule."""
 
     tokens: tuple[int, ...]
     target: float
@@ -67,8 +48,7 @@ class Prefix(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What was found for one pair and number of draft tokens; `resolution` is what an exact rule
-    may be off by."""
+    """The outcome for one pair; `resolution` is what an exact rule may be off by."""
 
     where: str
     total_variation: float
@@ -78,22 +58,21 @@ class Case(NamedTuple):
 
     @property
     def excess(self) -> tuple[bool, float]:
-        """Orders cases: those that an exact rule cannot have come last."""
         return self.total_variation > self.resolution, self.total_variation
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found of a rule; `str` says it in words.
+    """The outcome of `judge_rule`; `str` says it in words.
 
-    worst               the case with the largest total variation between what follows a step and
-                        the target's
-    cases               how many cases were looked at
-    tokens_per_step     expected with the most draft tokens, the mean over all pairs
-    token_verification  the same of token verification, for trees its recursion over siblings
-    block_verification  the same of block verification, for trees traversal verification
-    optimum             the most that any exact rule has; None for trees, for which no closed form
-                        is known
+    Attributes
+    ----------
+    worst
+        The case with the largest total variation from the target.
+    tokens_per_step, token_verification, block_verification
+        Expected tokens of these rules with the most draft tokens; means over all pairs.
+    optimum
+        The same of the best exact rule; None for trees.
     """
 
     rule: str
@@ -106,12 +85,10 @@ class Judgement:
 
     @property
     def exact(self) -> bool:
-        """Whether the rule is nowhere off by more than an exact rule may be."""
         return not self.worst.excess[0]
 
     def __str__(self) -> str:
-        """The outcome, where the rule is not exact the worst prefix, and the tokens per step."""
-        worst, (tokens, target, found) = self.worst, self.worst.worst
+        worst, (tokens, target, under_rule) = self.worst, self.worst.worst
         estimated = worst.resolution > EXACT
         verdict = "NOT exact" if not self.exact else "not told from an exact rule" if estimated else "exact"
         amount = f"below {EXACT:g}" if verdict == "exact" else f"{worst.total_variation:.2g}"
@@ -120,13 +97,13 @@ class Judgement:
             lines += [f"  estimated on quasi-random points: an exact rule has up to {worst.resolution:.1g} there"]
         if not self.exact:
             lines += [
-                f"  worst prefix: {tokens}, probability {target:.4f} under the target, {found:.4f} under the rule",
+                f"  worst prefix: {tokens}, probability {target:.4f} under the target, {under_rule:.4f} under the rule",
                 f"  ({worst.where})",
             ]
-        others = {"token verification": self.token_verification, "block verification": self.block_verification}
+        beside_it = {"token verification": self.token_verification, "block verification": self.block_verification}
         if self.optimum is not None:
-            others["the best exact rule"] = self.optimum
-        beside = ", ".join(f"{name} {value:.3f}" for name, value in others.items())
+            beside_it["the best exact rule"] = self.optimum
+        beside = ", ".join(f"{name} {value:.3f}" for name, value in beside_it.items())
         return "\n".join([*lines, f"tokens per step: {self.tokens_per_step:.3f} ({beside})"])
 
 
@@ -136,18 +113,22 @@ def judge_rule(
     pairs: Mapping[str, Pair] | None = None,
     scheme: Scheme = independent_children,
 ) -> Judgement:
-    """Whether `rule` is exact, and the expected number of tokens of its steps.
+    """Decide whether `rule` is exact, and count the tokens of its steps.
 
-    rule    a `PlannedRule`, or a function as in `specnb.rules.Rule`
-    gamma   the largest number of draft tokens of a chain; smaller ones are enumerated, too. Or the
-            parents of a tree
-    pairs   names, each with the target's and the draft's distributions in float64; `random_pairs`
-            unless given
-    scheme  how the children of a node of a tree are sampled
+    Steps are enumerated on pairs of distributions that depend on the context, some with impossible
+    or missing draft tokens. A rule whose thresholds no known plan has is estimated instead.
 
-    Raises `TypeError` for a rule that takes or returns something else than rules do, and
-    `ValueError` for a gamma below 1 and for tokens that do not exist.
+    Parameters
+    ----------
+    gamma
+        The most draft tokens of a chain, or the parents of a tree.
+    pairs
+        Names, each with float64 distributions of target and draft; by default `random_pairs`.
+    scheme
+        How siblings of a tree are sampled.
 
+    Examples
+    --------
     >>> from specnb.rules import lenient_verification
     >>> print(judge_rule(lenient_verification(0.5), gamma=2))
     lenient_verification(0.5) is NOT exact: total variation 0.32 in the worst of 32 cases
@@ -155,37 +136,40 @@ def judge_rule(
       (3 tokens, any p and q, seed 1, gamma 2)
     tokens per step: 2.072 (token verification 1.966, block verification 1.971, the best exact rule 1.971)
     """
-    if isinstance(gamma, int):
-        require_whole(gamma=(gamma, 1))
-    shapes = [chain(n) for n in range(1, gamma + 1)] if isinstance(gamma, int) else [tuple(gamma)]
-    given = random_pairs(3) | random_pairs(4) if pairs is None else dict(pairs)
-    cases = [_case(rule, name, pair, parents, scheme) for parents in shapes for name, pair in given.items()]
+    most = whole(gamma)
+    if most is not None:
+        require_whole(gamma=(most, 1))
+    shapes = [tuple(gamma)] if most is None else [chain(n) for n in range(1, most + 1)]  # type: ignore[arg-type]
+    pairs = random_pairs(3) | random_pairs(4) if pairs is None else pairs
+    cases = [_case(rule, name, pair, parents, scheme) for parents in shapes for name, pair in pairs.items()]
 
     def mean(accepted: Callable[[Conditional, Conditional], float]) -> float:
-        return 1 + float(np.mean([accepted(*pair) for pair in given.values()]))
+        return 1 + float(np.mean([accepted(*pair) for pair in pairs.values()]))
 
-    def accepted_by(other: Rule) -> float:
-        return mean(lambda p, q: expected_accepted(step_distribution(other, p, q, shapes[-1], scheme=scheme)))
+    def accepted_by(known: Rule) -> float:
+        return mean(lambda p, q: expected_accepted(step_distribution(known, p, q, shapes[-1], scheme=scheme)))
 
     return Judgement(
         rule=str(getattr(rule, "__name__", rule)),
         worst=max(cases, key=lambda case: case.excess),
         cases=len(cases),
-        tokens_per_step=1 + float(np.mean([case.accepted for case in cases[-len(given) :]])),
+        tokens_per_step=1 + float(np.mean([case.accepted for case in cases[-len(pairs) :]])),
         token_verification=accepted_by(token_verification),
         block_verification=accepted_by(block_verification),
-        optimum=mean(lambda p, q: optimal_accepted(p, q, gamma)) if isinstance(gamma, int) else None,
+        optimum=None if most is None else mean(lambda p, q: optimal_accepted(p, q, most)),
     )
 
 
 @dataclass(frozen=True)
 class DrafterJudgement:
-    """What was found of a drafter; `str` says it in words.
+    """The outcome of `judge_drafter`; `str` says it in words.
 
-    worst      the prefix after which what follows a step is off most
-    prefixes   how many were looked at
-    proposing  after how many of them a token was proposed
-    drafted    expected draft tokens of a step, the mean over the prefixes
+    Attributes
+    ----------
+    prefixes, proposing
+        Number of prefixes, and of those after which a token was proposed.
+    drafted
+        Expected draft tokens of a step, the mean over the prefixes.
     """
 
     drafter: str
@@ -196,17 +180,15 @@ class DrafterJudgement:
 
     @property
     def exact(self) -> bool:
-        """Whether what follows a step has the target's distribution after every prefix."""
         return not self.worst.excess[0]
 
     def __str__(self) -> str:
-        """The outcome, where the drafter is not exact the worst prefix, and what it proposes."""
-        worst, (tokens, target, found) = self.worst, self.worst.worst
+        worst, (tokens, target, here) = self.worst, self.worst.worst
         verdict = "exact" if self.exact else "NOT exact"
         amount = f"below {worst.resolution:g}" if self.exact else f"{worst.total_variation:.2g}"
         lines = [f"{self.drafter} is {verdict}: total variation {amount} after the worst of {self.prefixes} prefixes"]
         if not self.exact:
-            lines += [f"  {worst.where}: {tokens} has probability {target:.4f} under the target, and {found:.4f} here"]
+            lines += [f"  {worst.where}: {tokens} has probability {target:.4f} under the target, and {here:.4f} here"]
         lines += [f"it proposes {self.drafted:.2f} tokens a step, and something after {self.proposing} of the prefixes"]
         return "\n".join(lines)
 
@@ -217,17 +199,14 @@ def judge_drafter(
     prefixes: Sequence[Sequence[int]] | None = None,
     rule: Rule = token_verification,
 ) -> DrafterJudgement:
-    """Whether `drafter` reports the q that it samples from: what follows a step is compared with
-    the target's joint distribution, after each of `prefixes` with another target.
+    """Decide whether `drafter`, over at most `LARGEST` tokens, reports the q that it samples from.
 
-    drafter   over at most `LARGEST` tokens; make one with a small vocabulary
-    gamma     draft tokens of a step; a tree has its own
-    prefixes  texts so far; by default 24 of 1 to 12 random tokens
-    rule      the rule that verifies
+    After each of `prefixes`, by default 24 random ones, with another target each time, the joint
+    distribution of a step and what follows is compared with the target's. Raises `ValueError` if
+    nothing is ever proposed, and as `drafts_of`.
 
-    Raises `ValueError` for a larger vocabulary, for a drafter that proposes nothing after any
-    prefix, so that there is nothing to judge, and as `drafts_of`.
-
+    Examples
+    --------
     >>> from specnb.ngram import PromptLookupDrafter
     >>> print(judge_drafter(PromptLookupDrafter(3, shortest=1)))
     PromptLookupDrafter is exact: total variation below 1e-06 after the worst of 24 prefixes
@@ -262,8 +241,6 @@ def _compared(
     resolution: float,
     control: Emissions | None = None,
 ) -> Case:
-    """What follows a step beside the target's joint distribution; with a `control`, the resolution
-    is `MARGIN` times what that is off."""
     length = max(node_depths(parents)) + 1
     want = joint_distribution(p, length)
 
@@ -289,41 +266,34 @@ def _case(rule: Rule, name: str, pair: Pair, parents: tuple[int, ...], scheme: S
 def _emitted(
     rule: Rule, p: Conditional, q: Conditional, parents: tuple[int, ...], scheme: Scheme
 ) -> tuple[Emissions, Emissions | None]:
-    """What the rule emits; where that can only be estimated, also what token verification does on
-    the same points."""
+    """What the rule emits; if that is only estimated, also what token verification emits on the same points."""
     try:
         return step_distribution(rule, p, q, parents, scheme=scheme), None
     except ChangesInsideError:
         drafts = draft_trees(parents, q, scheme)
-        own, control = (estimated_distribution(one, drafts, p, parents) for one in (rule, token_verification))
-        return own, control
+        emitted, control = (estimated_distribution(each, drafts, p, parents) for each in (rule, token_verification))
+        return emitted, control
 
 
 def worst_prefix(have: Tensor, want: Tensor) -> Prefix:
-    """The prefix whose probabilities differ most in two joint distributions `(vocab,) * length`;
-    the shortest of such.
-
-    >>> worst_prefix(torch.tensor([[0.5, 0.0], [0.25, 0.25]]), torch.full((2, 2), 0.25))
-    Prefix(tokens=(0, 0), target=0.25, rule=0.5)
-    """
-    found = []
+    """The shortest prefix whose probabilities differ most in two joint distributions."""
+    worst = []  # of each length
     while have.dim():
         off = (have - want).abs()
         tokens = tuple(int(at) for at in np.unravel_index(int(off.argmax()), off.shape))
-        found.append((float(off[tokens]), Prefix(tokens, float(want[tokens]), float(have[tokens]))))
+        worst.append((float(off[tokens]), Prefix(tokens, float(want[tokens]), float(have[tokens]))))
         have, want = have.sum(-1), want.sum(-1)
-    return max(reversed(found), key=lambda one: round(one[0], 12))[1]
+    return max(reversed(worst), key=lambda each: round(each[0], 12))[1]
 
 
 def optimal_accepted(p: Conditional, q: Conditional, gamma: int) -> float:
-    """The largest expected number of accepted draft tokens of any exact rule for a chain of
-    `gamma`.
+    """The largest expected number of accepted draft tokens of any exact rule for a chain.
 
-    The sum over all sequences x of 1 to gamma tokens of the smallest q(x_1..x_j) p(x_j+1..x_n |
-    x_1..x_j), j from 0 to n: no exact rule accepts x with a larger probability.
-
-    >>> optimal_accepted(lambda x: torch.tensor([0.5, 0.5]), lambda x: torch.tensor([0.25, 0.75]), gamma=2)
-    1.375
+    Notes
+    -----
+    The sum over all sequences x of the least q(x_1..x_j) p(x_j+1..x_n | x_1..x_j), j = 0 .. n; no
+    exact rule accepts x with a larger probability, and block verification attains it
+    (arXiv:2403.10444).
     """
 
     def accepted_after(prefix: tuple[int, ...], kept: float, drafted: float) -> float:
@@ -339,19 +309,14 @@ def optimal_accepted(p: Conditional, q: Conditional, gamma: int) -> float:
 
 
 def random_pairs(vocab: int, seeds: int = 2) -> dict[str, Pair]:
-    """Pairs of distributions over `vocab` tokens that depend on the context, by what they are like.
-
-    >>> p, q = random_pairs(3)["3 tokens, no draft token after some prefixes, seed 0"]
-    >>> [round(one((2, 1)).sum().item(), 12) for one in (p, q)]
-    [1.0, 0.0]
-    """
+    """Pairs of distributions over `vocab` tokens that depend on the context, by name."""
     return {f"{vocab} tokens, {kind}, seed {seed}": _pair(vocab, kind, seed) for kind in KINDS for seed in range(seeds)}
 
 
 def _pair(vocab: int, kind: str, seed: int) -> Pair:
     @cache
     def both(prefix: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        # The length goes in as well: numpy takes seeds that differ in trailing zeros for the same.
+        # With the length, because numpy takes seeds that differ in trailing zeros for the same.
         random = np.random.default_rng([seed, len(prefix), *prefix])
         p, q = KINDS[kind](random, random.dirichlet(np.ones(vocab), size=2))
         return torch.from_numpy(p), torch.from_numpy(q)
@@ -360,7 +325,6 @@ def _pair(vocab: int, kind: str, seed: int) -> Pair:
 
 
 def _with_zeros(random: np.random.Generator, pair: Array) -> Array:
-    """Every token is impossible with probability 1/3 under either, but for one."""
     possible = random.random(pair.shape) > 1 / 3
     possible[np.arange(2), random.integers(pair.shape[1], size=2)] = True
     kept: Array = pair * possible
@@ -368,15 +332,13 @@ def _with_zeros(random: np.random.Generator, pair: Array) -> Array:
 
 
 def _near(p: Array, power: float) -> Array:
-    """p, and a distribution that is flatter or sharper."""
     return np.stack([p, p**power / (p**power).sum()])
 
 
+# How a pair is made for a prefix, from two random distributions `(2, vocab)`
 KINDS: dict[str, Callable[[np.random.Generator, Array], Array]] = {
     "any p and q": lambda random, pair: pair,
     "q near p": lambda random, pair: _near(pair[0], random.choice([0.98, 1.3])),
     "impossible tokens": _with_zeros,
     "no draft token after some prefixes": lambda random, pair: pair * np.array([[1], [random.random() > 1 / 3]]),
 }
-"""What a pair is like, and how it is made for a prefix from two distributions `(2, vocab)` sampled
-evenly."""

@@ -1,14 +1,13 @@
-"""Load a model or a pair of models of transformers.
+"""Load a model or a pair of models of transformers, from safetensors and without executing a checkpoint's code.
 
-Weights are read from safetensors, and code that comes with a checkpoint is never executed. In
-float64 a Llama model computes in float64 from end to end: transformers computes its norms and
-rotary angles in float32 even then, and a sum in another order, as on another processor, changes
-logits by 1e-6. With these two steps in float64 it changes them by 1e-14, so every processor
-generates the same sequences and prints the same digits.
+transformers computes norms and rotary angles of a float64 Llama model in float32, which changes
+logits by 1e-6 on another processor. Here they are computed in float64, so every processor generates
+the same sequences.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +15,15 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.utils import logging
 
 from specnb.support import DTYPES
 
 _INSTALLED, _CHECKOUT = Path(__file__).parent / "_pair", Path(__file__).parents[1] / "data" / "pair"
+# The pair that this project trained: in an installed wheel, or in a checkout
 TRAINED_PAIR = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
-"""The folder of the pair of models that this project trained: in an installed wheel, or in a
-checkout."""
 
 TOKENIZER_FILES = ("*token*", "vocab.*", "*.model")
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
@@ -39,8 +37,6 @@ class Pair:
     Examples
     --------
     >>> pair = load_pair()
-    >>> pair.target.config.vocab_size == pair.draft.config.vocab_size == len(pair.tokenizer)
-    True
     >>> pair.tokenizer.decode(pair.encode("def area("))
     '<|endoftext|>def area('
     """
@@ -50,16 +46,11 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of `text` as the tokenizer makes them, with the begin token if it adds one.
-
-        Nothing is added to text that begins with that token, such as a chat template's.
-        """
         return encoded(self.tokenizer, text)
 
 
 def encoded(tokenizer: Any, text: str) -> list[int]:
-    """The tokens of `text`, with what the tokenizer adds; nothing is added to a text that begins
-    with the begin token already."""
+    """The tokens of `text`, with the begin token once if the tokenizer adds one."""
     begin: Any = getattr(tokenizer, "bos_token", None)
     twice = bool(begin) and text.startswith(begin)
     return list(tokenizer(text, add_special_tokens=not twice)["input_ids"])
@@ -76,20 +67,13 @@ def load_pair(
     Parameters
     ----------
     target, draft
-        Folders, or names on the Hugging Face hub. Their tokenizers must be equal, and a folder
-        without one takes the other's; embeddings may be padded to different sizes. Only the trained
-        target has a draft by default.
-    device, dtype
-        Where the models run, and the dtype of their weights. In float64 every processor generates
-        the same sequences.
+        Folders, or names on the Hugging Face hub. Their tokenizers must be equal; a folder without
+        one takes the other's.
 
     Raises
     ------
     ValueError
-        For a target without a draft, tokenizers that differ, with the first token that does, and
-        weights as in `load_model`.
-    FileNotFoundError
-        If neither folder has a tokenizer.
+        For a target without a draft, for tokenizers that differ, and as `load_model`.
 
     Examples
     --------
@@ -107,14 +91,12 @@ def load_pair(
 
 
 def _folder(name: str | Path) -> Path:
-    """The folder `name`, or the local copy of the model of that name on the Hugging Face hub."""
     if Path(name).is_dir():
         return Path(name)
     return Path(snapshot_download(str(name), allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED))
 
 
 def _tokenizer_of(target: Path, draft: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of both folders, or of the one that has any."""
     having = [folder for folder in (target, draft) if any(map(any, map(folder.glob, TOKENIZER_FILES)))]
     if not having:
         raise FileNotFoundError(
@@ -141,31 +123,33 @@ def _require_same_tokens(target: dict[str, int], draft: dict[str, int]) -> None:
 def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:
     """One model, by its folder or its name on the Hugging Face hub, as transformers makes it.
 
-    Parameters
-    ----------
-    name, device, dtype
-        As in `load_pair`.
-
     Raises
     ------
     ValueError
-        If a tensor of the model is missing in the file, the file has one that the model does not
-        know, or a number in the weights is not finite.
+        If the folder holds a draft head, a tensor of the model is missing in the file, the file has
+        one that the model does not know (but those of layers that predict further tokens, such as
+        `model.layers.46.eh_proj`), or a number in the weights is not finite.
 
     Examples
     --------
     >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
     """
+    folder = _folder(name)
+    if head := _draft_head(folder):
+        raise ValueError(
+            f"{str(name)!r} is {head}: it drafts from a target's hidden states and gives no distributions by itself"
+        )
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            _folder(name), dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     finally:
         if bar:
             logging.enable_progress_bar()
     model, info = loaded
+    info["unexpected_keys"] = _without_next_token_layers(info["unexpected_keys"])
     for key, what in (("missing_keys", "missing in the file"), ("unexpected_keys", "unknown to the model")):
         if info[key]:
             raise ValueError(
@@ -178,13 +162,30 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     return model.to(torch.device(device))  # type: ignore[no-any-return]
 
 
-def _require_finite(name: str | Path, model: PreTrainedModel) -> None:
-    """Raises `ValueError` for weights, or frequencies of rotary positions, that are NaN or
-    infinite.
+def _draft_head(folder: Path) -> str:
+    """What kind of draft head a folder holds, by its configuration; empty for a model."""
+    config = PreTrainedConfig.get_config_dict(folder)[0]
+    architectures = " ".join(config.get("architectures") or ())
+    if kind := config.get("speculators_model_type"):
+        return f"a draft head in the format of vLLM's speculators ({kind})"
+    if "dflash_config" in config or "DFlash" in architectures:
+        return "a DFlash drafter"
+    return f"an EAGLE{'-3' * ('Eagle3' in architectures)} head" if "Eagle" in architectures else ""
 
-    The logits may be finite in spite of them: torch's attention takes scores of NaN for masked ones
-    and returns zeros.
+
+def _without_next_token_layers(unknown: Iterable[str]) -> list[str]:
+    """The tensors `unknown` to the model but those of layers behind its last that predict further
+    tokens: `eh_proj` is theirs alone, so that a layer of the model itself is never left out.
+
+    >>> _without_next_token_layers(["model.layers.4.eh_proj.weight", "model.layers.4.enorm.weight", "model.layers.5.a"])
+    ['model.layers.5.a']
     """
+    layers = tuple(key.removesuffix("eh_proj.weight") for key in unknown if key.endswith(".eh_proj.weight"))
+    return [key for key in unknown if not key.startswith(layers)]
+
+
+def _require_finite(name: str | Path, model: PreTrainedModel) -> None:
+    """Raise `ValueError` for weights or rotary frequencies that are not finite; the logits may hide them."""
     frequencies = [(key, values) for key, values in model.named_buffers() if key.endswith("inv_freq")]
     for key, values in [*model.named_parameters(), *frequencies]:
         if values.dtype in DTYPES and values.numel() and not bool(torch.stack(values.aminmax()).isfinite().all()):
@@ -192,25 +193,15 @@ def _require_finite(name: str | Path, model: PreTrainedModel) -> None:
 
 
 class DoubleRotary(LlamaRotaryEmbedding):
-    """Cosines and sines of the angles `position * inv_freq`, computed in float64."""
-
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Both `(batch, n, head_dim)` for `position_ids` `(batch, n)`, with the device and dtype of
-        `x`.
-
-        A copy of the model may have been converted to another dtype since.
-        """
+        # In double here, because a copy of the model may have been converted to another dtype since.
         angles = position_ids[..., None].double() * self.inv_freq.to(x.device, torch.float64)
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def in_double(model: PreTrainedModel) -> None:
-    """Replaces, in place, the modules of a float64 Llama model that compute in float32.
-
-    Other models, and rotary embeddings of another type than "default", are not changed.
-    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, LlamaRMSNorm):

@@ -1,12 +1,4 @@
-"""Drafters of negligible cost, which predict from counted tokens (section 3.6).
-
-    NgramDrafter         samples from an n-gram model of other text
-    PromptLookupDrafter  copies what followed the newest tokens earlier in the same sequence
-    UniformDrafter       every token is equally probable
-
-The tables of the n-gram model lie on the host: on a CUDA device a step waits for a copy of the
-newest tokens to the host and of a distribution back, for each draft token.
-"""
+"""Drafters of negligible cost, which predict from counted tokens (section 3.6)."""
 
 from __future__ import annotations
 
@@ -19,9 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specnb.arguments import require_number, require_whole, shown, whole
 from specnb.distributions import Sampling, one_hot, standardise_probs
 from specnb.drafters import ChainDrafter, Context, Proposal, nothing
-from specnb.number_checks import require_number, require_whole, shown, whole
 
 DISCOUNT = 0.75
 Ints = NDArray[np.int64]
@@ -29,8 +21,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Order:
-    """Counts after each context of one length: context i owns entries `starts[i]` to
-    `starts[i + 1]`."""
+    """Counts after each context of one length: context i has the entries `starts[i]` to `starts[i + 1]`."""
 
     contexts: Ints
     starts: Ints
@@ -38,7 +29,6 @@ class _Order:
     counts: Ints
 
     def rows(self, contexts: Ints) -> tuple[Ints, NDArray[np.bool_]]:
-        """The row of each context, and whether it was ever seen."""
         rows = np.searchsorted(self.contexts, contexts).clip(max=len(self.contexts) - 1)
         return rows, self.contexts[rows] == contexts
 
@@ -46,15 +36,19 @@ class _Order:
 class NgramModel:
     """The distribution of a token given the `order - 1` tokens before it, counted from `tokens`.
 
-    Interpolated Kneser-Ney smoothing: each order subtracts `discount` from its counts and gives the
-    freed probability to the order below, down to the uniform distribution, so that every token has
-    a chance. With a discount of 0 nothing is freed: the model backs off to the longest context that
-    was seen, and reports its frequencies. `order` 1 is the unigram, 2 the bigram.
+    Parameters
+    ----------
+    tokens
+        Token numbers of a text.
+    order
+        1 for unigrams, 2 for bigrams, and so on.
+    discount
+        Subtracted from the counts of each order, whose freed probability goes to the order below
+        (interpolated Kneser-Ney). With 0 the model reports the frequencies after the longest
+        context that was seen.
 
-    Raises `TypeError` for tokens that are no list of whole numbers; `ValueError` for order < 1,
-    fewer than 2 tokens in the vocabulary, tokens outside the vocabulary, too few tokens, a discount
-    outside [0, 1], and a vocabulary and order whose n-grams do not fit into 63 bits.
-
+    Examples
+    --------
     >>> NgramModel(np.array([0, 1, 0, 0]), order=1, vocab=2).probs(np.zeros((1, 0), dtype=np.int64)).round(3)
     array([[0.75, 0.25]])
     """
@@ -73,8 +67,6 @@ class NgramModel:
         self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
 
     def _count(self, tokens: Ints, n: int) -> _Order:
-        """Raw counts at the highest order; below it, in how many different contexts an n-gram was
-        seen."""
         width = min(n + 1, self.order)
         grams = sum(tokens[i : len(tokens) - width + 1 + i] * self.vocab ** (width - 1 - i) for i in range(width))
         grams, counts = np.unique(grams, return_counts=True)
@@ -84,12 +76,8 @@ class NgramModel:
         return _Order(contexts, np.append(starts, len(grams)), grams % self.vocab, counts)
 
     def probs(self, contexts: Ints) -> NDArray[np.float64]:
-        """The distributions `(batch, vocab)` after `contexts` `(batch, order - 1)`, the newest
-        token last.
-
-        -1 stands for "nothing there yet": orders that would need it are left out. Raises
-        `ValueError` for tokens outside the vocabulary.
-        """
+        """The distributions `(batch, vocab)` after `contexts` `(batch, order - 1)`, newest token last;
+        -1 for no token."""
         self._require(contexts, least=-1)
         probs = np.full((len(contexts), self.vocab), 1.0 / self.vocab)
         for n, order in enumerate(self.orders, start=1):
@@ -117,9 +105,7 @@ class NgramModel:
 
 
 class NgramDrafter(ChainDrafter):
-    """A chain of tokens sampled from an n-gram `model`, as `sampling` says.
-
-    Raises `TypeError` for a model that is no `NgramModel`.
+    """A chain of tokens sampled from an n-gram `model`, whose tables lie on the host: on a GPU each token waits.
 
     >>> model = NgramModel(np.array([0, 1, 0, 1, 0, 2, 0]), order=2, vocab=3)
     >>> context = Context(torch.tensor([[0, 1, 0]]), torch.tensor([3]))
@@ -128,8 +114,6 @@ class NgramDrafter(ChainDrafter):
     """
 
     def __init__(self, model: NgramModel, sampling: Sampling = Sampling()) -> None:
-        if not isinstance(model, NgramModel):
-            raise TypeError(f"model is a {type(model).__name__}; it must be an NgramModel")
         self.model, self.sampling, self.vocab = model, sampling, model.vocab
 
     def distribution(self, context: Context, position: int) -> Tensor:
@@ -141,35 +125,28 @@ class NgramDrafter(ChainDrafter):
 
 
 CHOICES = ("recent", "frequent", "proportional")
-PER_MATCH = 3
-"""Tokens that are copied for each token that agrees: the longer a match is, the more of what
-follows is accepted."""
+PER_MATCH = 3  # tokens copied for each token that agrees: after a longer match more are accepted
 
 
 class PromptLookupDrafter(ChainDrafter):
-    """Proposes what followed earlier occurrences of the row's newest tokens, in prompt and
-    completion.
+    """Proposes what followed earlier occurrences of the row's newest tokens.
 
-    Saxena's prompt lookup decoding, and `prompt_lookup_num_tokens` of transformers. No model and no
-    training.
+    Parameters
+    ----------
+    longest, shortest
+        Of the earlier places those count that agree with the newest tokens over the longest
+        stretch, within these bounds. `shortest` 2 or 3 is better if draft tokens cost much.
+    choose
+        The continuation taken: the most "recent", the most "frequent", or one sampled in proportion
+        to the counts, "proportional". q is one-hot for the first two.
 
-    Of the earlier places those count whose preceding tokens agree with the newest ones over the
-    longest stretch, at most `longest` tokens and at least `shortest`; nothing is proposed if there
-    is none. `choose` says which of their continuations is taken: "recent" the last one, "frequent"
-    the most frequent one (the lowest token among equals), or "proportional", sampled as often as
-    each occurs. The first two are deterministic, so q is one-hot; the third reports the
-    frequencies.
+    Notes
+    -----
+    Prompt lookup decoding (Saxena). "recent" looks once a step and copies at most `PER_MATCH`
+    tokens for each one that agrees; beyond the end of the sequence the copy begins anew.
 
-    "recent" looks for the place once a step and copies from there, at most `PER_MATCH` tokens for
-    each one that agrees; beyond the end of the sequence the copy goes on with its own first token,
-    so a repetition continues. A place whose copy was rejected is not the next one: there the newest
-    token is another. "frequent" and "proportional" match anew at each draft token, the earlier ones
-    included, and so do mixtures and stopping rules. A single equal token says little about what
-    follows (15 to 20% of such copies are accepted on the real model): in a mixture with another
-    drafter, and where draft tokens cost much, `shortest` 2 or 3 is better.
-
-    Raises `ValueError` for lengths that are not 1 <= shortest <= longest and another `choose`.
-
+    Examples
+    --------
     >>> drafter = PromptLookupDrafter(vocab=9, longest=2)
     >>> context = Context(torch.tensor([[5, 6, 7, 8, 5, 6, 0, 0, 0]]), torch.tensor([6]))
     >>> drafter.propose(context, torch.rand(1, 8)).draft_tokens
@@ -180,7 +157,7 @@ class PromptLookupDrafter(ChainDrafter):
     gamma = 10
 
     def __init__(self, vocab: int, longest: int = 8, shortest: int = 1, choose: str = "recent") -> None:
-        require_lengths(vocab, shortest, longest)
+        require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, shortest))
         if choose not in CHOICES:
             raise ValueError(f"choose is {choose!r}; it must be one of {', '.join(CHOICES)}")
         self.vocab, self.longest, self.shortest, self.choose = vocab, longest, shortest, choose
@@ -202,13 +179,11 @@ class PromptLookupDrafter(ChainDrafter):
         return Proposal(copied.where(proposed, -1), q.scatter_(2, copied[..., None], proposed[..., None].float()))
 
     def matches(self, context: Context) -> tuple[Tensor, Tensor]:
-        """The slot from which each row copies, and how many tokens before it agree; 0 and 0 if less
-        than `shortest`."""
+        """The slot from which each row copies, and how many tokens before it agree; 0 if fewer than `shortest`."""
         tokens, lengths = context.tokens, context.lengths
         if tokens.device.type == "cpu":
             rows = zip(tokens.numpy(), lengths.tolist(), strict=True)
-            found = torch.tensor([latest_match(row[:length], self.longest) for row, length in rows])
-            places, matched = found[:, 0], found[:, 1]
+            places, matched = torch.tensor([latest_match(row[:length], self.longest) for row, length in rows]).unbind(1)
         else:
             slots = tokens.shape[1]
             lengths_of_all = match_lengths(tokens, lengths, self.longest)
@@ -231,12 +206,7 @@ class PromptLookupDrafter(ChainDrafter):
 
 
 def latest_match(row: Ints, longest: int) -> tuple[int, int]:
-    """What `match_lengths` finds in `row` `(length,)`: the last slot of the greatest length, and
-    that; 0, 0 for none.
-
-    >>> latest_match(np.array([1, 2, 3, 1, 2]), longest=4)
-    (2, 2)
-    """
+    """The last slot of the greatest match in `row`, and its length; 0, 0 for none."""
     newest = len(row) - 1
     ends = np.flatnonzero(row[:newest] == row[newest])
     if not len(ends):
@@ -251,13 +221,6 @@ def latest_match(row: Ints, longest: int) -> tuple[int, int]:
 
 
 def copied(counts: Tensor, proportional: bool) -> Tensor:
-    """q `(rows, vocab)` of continuations seen `counts` `(rows, vocab)` times: as often as each, or
-    the most frequent.
-
-    >>> copied(torch.tensor([[2.0, 1.0, 1.0], [0.0, 0.0, 0.0]]), proportional=True)
-    tensor([[0.5000, 0.2500, 0.2500],
-            [0.0000, 0.0000, 0.0000]])
-    """
     total = counts.sum(dim=1, keepdim=True)
     if proportional:
         return counts / total.clamp_min(1)
@@ -265,17 +228,13 @@ def copied(counts: Tensor, proportional: bool) -> Tensor:
 
 
 def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """`(rows, slots)`: how many tokens right before each slot agree with the newest of the row,
-    `longest` at most.
-
-    0 from a row's length on. An occurrence ends before the newest token, so that a token follows
-    it.
+    """How many tokens before each slot agree with the newest of the row `(rows, slots)`; 0 from its length on.
 
     >>> match_lengths(torch.tensor([[1, 2, 3, 1, 2]]), torch.tensor([5]), longest=4)
     tensor([[0, 0, 2, 0, 0]])
     """
     longest = min(longest, tokens.shape[1])
-    # At each slot, the `longest` tokens before it begin.
+    # At each slot begin the `longest` tokens before it.
     after = pad(tokens, (longest, 0), value=-1)
     newest = after.gather(1, lengths[:, None] + torch.arange(longest, device=tokens.device))[:, None]
     agree = (after.unfold(1, longest, 1)[:, :-1] == newest) & (newest >= 0)
@@ -284,14 +243,7 @@ def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
 
 
 class UniformDrafter(ChainDrafter):
-    """Each draft token is sampled uniformly from the vocabulary. Its acceptance probability is sum
-    min(p, 1/vocab).
-
-    Raises `ValueError` unless `vocab` is a whole number from 1.
-
-    >>> UniformDrafter(4).distribution(Context(torch.tensor([[1]]), torch.tensor([1])), 0)
-    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
-    """
+    """Samples each draft token uniformly; its acceptance probability is sum min(p, 1/vocab)."""
 
     def __init__(self, vocab: int) -> None:
         require_whole(vocab=(vocab, 1))
@@ -303,23 +255,9 @@ class UniformDrafter(ChainDrafter):
 
 
 def whole_tokens(name: str, tokens: Any) -> Ints:
-    """`tokens`, a list, array or tensor of token numbers, as an array `(tokens,)`. Raises
-    `TypeError` for others.
-
-    >>> whole_tokens("tokens", [3, 1])
-    array([3, 1])
-    """
     array = np.asarray(tokens)
     if array.ndim != 1 or (array.size > 0 and array.dtype.kind not in "iu"):
         raise TypeError(
             f"{name} is {shown(tokens)}; it must be a list of whole numbers: encode a text with the target's tokenizer"
         )
     return array.astype(np.int64)
-
-
-def require_lengths(vocab: int, shortest: int, longest: int) -> None:
-    """Raises `ValueError` unless all are whole numbers with 1 <= `shortest` <= `longest`, and
-    `vocab` at least 1."""
-    require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, 1))
-    if not shortest <= longest:
-        raise ValueError(f"shortest is {shortest} and longest {longest}; they must be 1 <= shortest <= longest")

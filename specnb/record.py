@@ -1,8 +1,5 @@
-"""The record of a generation: per row and step, what was drafted, accepted and emitted, and how
-long its parts took.
-
-Analysis reads this; nothing prints from inside the loop.
-"""
+"""The record of a generation: what each row and step drafted, accepted and emitted. Analysis reads it;
+the loop prints nothing."""
 
 from __future__ import annotations
 
@@ -19,27 +16,27 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Arrays over rows and steps; a row that has ended emits 0 tokens in the steps that remain.
+    """Arrays over rows and steps; a row that has ended emits 0 tokens in later steps.
 
-    draft_tokens  (batch, steps, gamma)  -1 where none was proposed
-    accepted      (batch, steps)         number of draft tokens that the rule accepted, before
-                  anything was cut off
-    token         (batch, steps)         the final token of the step, recovered or bonus
-    emitted       (batch, steps)         tokens emitted: accepted + 1, or fewer where the sequence
-                  ended
-    beta          (batch, steps, gamma)  overlap of p and q at each draft token: its acceptance
-                  probability. In a tree that holds for the first child of a node only
-    seconds       part -> (steps,)       for each of `PARTS`, if the generation was timed; of the
-                  steps of the batch, which are more than those of any row if rows were refilled
-    parents       for a tree, the parent of each node, -1 for the root; None for a chain
-    path          (batch, steps, depth)  for a tree, the nodes accepted, -1 after the last; None for
-                  a chain
+    Attributes
+    ----------
+    draft_tokens : (batch, steps, gamma)
+        -1 if nothing was proposed.
+    accepted, token, emitted : (batch, steps)
+        Accepted draft tokens, the final token, and tokens emitted: accepted + 1, or fewer if the
+        sequence ended.
+    beta : (batch, steps, gamma)
+        Overlap of p and q at each draft token, its acceptance probability; in a tree for first
+        children only.
+    seconds
+        For each of `PARTS`, the seconds of the batch's steps `(steps,)`, if timed.
+    parents, path : (batch, steps, depth)
+        For a tree, the parent of each node, and the accepted nodes, then -1.
 
+    Examples
+    --------
     >>> one = np.ones((1, 2), dtype=np.int64)
-    >>> record = StepRecord(np.array([[[5, 6], [7, 8]]]), one * [2, 0], one * 9, one * [3, 1], np.ones((1, 2, 2)))
-    >>> record.tokens_per_step, record.acceptance_rate
-    (2.0, 0.5)
-    >>> print(record)
+    >>> print(StepRecord(np.array([[[5, 6], [7, 8]]]), one * [2, 0], one * 9, one * [3, 1], np.ones((1, 2, 2))))
     2.00 tokens per step in 2 steps of 1 rows; 0.50 of 4 draft tokens accepted
     """
 
@@ -54,17 +51,15 @@ class StepRecord:
 
     @property
     def gamma(self) -> int:
-        """Draft tokens per step."""
         return self.draft_tokens.shape[-1]  # type: ignore[no-any-return]  # numpy returns Any
 
     @property
     def active(self) -> NDArray[np.bool_]:
-        """`(batch, steps)`: whether the row was still being generated."""
         return self.emitted > 0
 
     @property
     def accepted_nodes(self) -> NDArray[np.bool_]:
-        """`(batch, steps, gamma)`: which draft tokens were accepted."""
+        """Which draft tokens were accepted `(batch, steps, gamma)`."""
         order = np.arange(self.gamma)
         if self.path is None:
             return order < self.accepted[..., None]
@@ -72,67 +67,50 @@ class StepRecord:
 
     @property
     def tested(self) -> NDArray[np.bool_]:
-        """`(batch, steps, gamma)`: draft tokens that the rule tested, in order, the rejected ones
-        included.
-
-        In a tree, those are the children of each accepted node up to the one accepted.
-        """
+        """Which draft tokens the rule tested; in a tree the children of each accepted node up to the accepted one."""
         possible = self.active[..., None] & (self.draft_tokens >= 0)
         if self.parents is None:
             return possible & (np.arange(self.gamma) <= self.accepted[..., None])
         accepted = self.accepted_nodes
         tested = np.zeros_like(accepted)
         for node, parent in enumerate(self.parents):
-            earlier = [other for other in range(node) if self.parents[other] == parent]
+            earlier = [sibling for sibling in range(node) if self.parents[sibling] == parent]
             reached = parent < 0 or accepted[..., parent]
             tested[..., node] = reached & ~accepted[..., earlier].any(axis=-1)
         return possible & tested
 
     @property
     def target_passes(self) -> NDArray[np.int64]:
-        """`(batch,)`: sequential forward passes of the target after the prompt's."""
+        """Target passes of each row after the prompt's."""
         return self.active.sum(axis=1)  # type: ignore[no-any-return]  # numpy returns Any
 
     @property
     def tokens_per_step(self) -> float:
-        """Block efficiency: mean number of tokens per step, the final one included, before anything
-        was cut off.
-
-        Over steps of which nothing was cut it would be too small: the end of a sequence cuts those
-        that accept many.
-        """
+        """Block efficiency: mean tokens of a step, the final one included, before the end of a
+        sequence cuts any off."""
         return float(self.accepted[self.active].mean()) + 1
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; NaN if nothing was drafted. Not alpha, since draft tokens
-        after a rejection count as drafted."""
+        """Accepted over drafted tokens; NaN if nothing was drafted. Less than alpha: tokens after a rejection count."""
         drafted = self.drafted
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
 
     @property
     def drafted(self) -> int:
-        """Draft tokens of all steps."""
         return int((self.draft_tokens[self.active] >= 0).sum())
 
     def __str__(self) -> str:
-        """What was emitted and accepted, in a line."""
-        told = (
-            f"{self.acceptance_rate:.2f} of {self.drafted} draft tokens accepted" if self.drafted else "nothing drafted"
-        )
         steps = f"{self.tokens_per_step:.2f} tokens per step in {self.active.sum()} steps of {len(self.emitted)} rows"
-        return f"{steps}; {told}"
+        if not self.drafted:
+            return f"{steps}; nothing drafted"
+        return f"{steps}; {self.acceptance_rate:.2f} of {self.drafted} draft tokens accepted"
 
 
 class CompletedRow(NamedTuple):
-    """The result of one prompt.
+    """The tokens of one prompt, and its part of the record.
 
-    tokens  the new tokens
-    record  (steps, gamma + 3)    draft tokens, number accepted, final token, number emitted
-    beta    (steps, gamma)        overlaps of p and q
-    path    (steps, depth)        nodes accepted, for a tree; depth 0 for a chain
-    probs   (len(tokens), vocab)  the target's distribution of each token, if it was kept
-    log_probs  (len(tokens),)     the target's log-probability of each token, if it was kept
+    `record` `(steps, gamma + 3)` has draft tokens, number accepted, final token and number emitted.
     """
 
     tokens: list[int]
@@ -148,14 +126,7 @@ def merge_rows(
     seconds: dict[str, NDArray[np.float64]],
     parents: tuple[int, ...] | None = None,
 ) -> StepRecord:
-    """One record of all rows, as long as the longest. After its last step a row drafts and emits
-    nothing.
-
-    >>> rows = [CompletedRow([7] * n, np.ones((n, 4), dtype=np.int64), np.ones((n, 1))) for n in (2, 1)]
-    >>> merge_rows(rows, {}).emitted
-    array([[1, 1],
-           [1, 0]])
-    """
+    """One record of all rows, as long as the longest."""
     steps, gamma = max(len(row.record) for row in completed_rows), completed_rows[0].beta.shape[1]
     record = _stacked([row.record for row in completed_rows], steps, 0)
     record[..., :gamma] = _stacked([row.record[:, :gamma] for row in completed_rows], steps, -1)
@@ -168,39 +139,24 @@ def merge_rows(
 
 
 def _stacked(arrays: list[NDArray[Any]], steps: int, filling: float) -> NDArray[Any]:
-    """`arrays` `(own steps, n)` as one `(rows, steps, n)`, with `filling` after the last step of
-    each."""
     stacked = np.full((len(arrays), steps, arrays[0].shape[1]), filling, dtype=arrays[0].dtype)
-    for row, own in enumerate(arrays):
-        stacked[row, : len(own)] = own
+    for row, array in enumerate(arrays):
+        stacked[row, : len(array)] = array
     return stacked
 
 
-PARTS = ("draft", "target", "rest")
-"""The parts of a step: drafting, the target's forward pass, and verification with all that
-remains."""
+PARTS = ("draft", "target", "rest")  # parts of a step; "rest" is verification and all that follows
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a monotonic clock, read after `device` has finished all its work.
-
-    >>> now(torch.device("cpu")) <= now(torch.device("cpu"))
-    True
-    """
+    """Seconds of a monotonic clock, read after `device` has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class StepTimer:
-    """Measures the seconds of each part of each step.
-
-    >>> timer = StepTimer(torch.device("cpu"))
-    >>> timer.start()
-    >>> timer.mark("draft")
-    >>> timer.seconds["draft"].shape
-    (1,)
-    """
+    """Measures the seconds of each part of each step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -208,16 +164,13 @@ class StepTimer:
         self.last = 0.0
 
     def start(self) -> None:
-        """Begins a step. The time between two steps is not counted."""
         self.steps.append(dict.fromkeys(PARTS, 0.0))
         self.last = now(self.device)
 
     def mark(self, part: str) -> None:
-        """Adds the seconds since `start` or the last `mark` to `part`."""
         before, self.last = self.last, now(self.device)
         self.steps[-1][part] += self.last - before
 
     @property
     def seconds(self) -> dict[str, NDArray[np.float64]]:
-        """part -> (steps,); empty if no step was timed."""
         return {part: np.array([step[part] for step in self.steps]) for part in PARTS} if self.steps else {}

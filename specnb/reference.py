@@ -1,8 +1,7 @@
-"""Algorithm 1 of the paper for one row, line by line: the reference that tests and notebooks
-compare with.
+"""Algorithm 1 of the paper for one row, line by line: the reference that tests and notebooks compare with.
 
-It is not a second engine: it has no cache, no batch and no models, only functions from tokens to
-probabilities. With `fractions.Fraction` its results are exact.
+It has no cache, batch or models, only functions from tokens to probabilities. With
+`fractions.Fraction` its results are exact.
 """
 
 from __future__ import annotations
@@ -11,8 +10,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 Number = Fraction | float
-Model = Callable[[list[int]], list[Number]]
-"""From the tokens so far to the probabilities of the next one."""
+Model = Callable[[list[int]], list[Number]]  # from the tokens so far to the probabilities of the next one
 
 
 def speculative_decoding_step(
@@ -24,11 +22,7 @@ def speculative_decoding_step(
     accept_uniforms: Sequence[Number],
     final_uniform: Number,
 ) -> list[int]:
-    """`prefix` and the tokens that one step emits: SpeculativeDecodingStep(M_p, M_q, prefix) of
-    Algorithm 1.
-
-    `draft_uniforms` and `accept_uniforms` have gamma numbers in [0, 1). The comments are the lines
-    of the paper.
+    """`prefix` and the tokens that one step emits; the comments are the lines of Algorithm 1.
 
     >>> half = Fraction(1, 2)
     >>> speculative_decoding_step(lambda _: [0, 1], lambda _: [half, half], [], 2, [0.1, 0.1], [0.4, 0.4], 0.3)
@@ -43,8 +37,7 @@ def speculative_decoding_step(
         # x_i ~ q_i(x)
         x.append(sample(q[i], draft_uniforms[i]))
 
-    # Run M_p in parallel: p_1(x), ..., p_{gamma+1}(x) <- M_p(prefix), ..., M_p(prefix + [x_1, ...,
-    # x_gamma])
+    # Run M_p in parallel: p_1(x), ..., p_{gamma+1}(x) <- M_p(prefix), ..., M_p(prefix + [x_1, ..., x_gamma])
     p = [target(prefix + x[:i]) for i in range(gamma + 1)]
 
     # Determine the number of accepted guesses n: r_1 ~ U(0, 1), ..., r_gamma ~ U(0, 1)
@@ -58,29 +51,17 @@ def speculative_decoding_step(
     if n < gamma:
         adjusted = norm([max(0, p_x - q_x) for p_x, q_x in zip(p[n], q[n], strict=True)])
 
-    # Return one token from M_p, and n tokens from M_q: t ~ p'(x), return prefix + [x_1, ..., x_n,
-    # t]
+    # Return one token from M_p, and n tokens from M_q: t ~ p'(x), return prefix + [x_1, ..., x_n, t]
     t = sample(adjusted, final_uniform)
     return [*prefix, *x[:n], t]
 
 
 def norm(mass: list[Number]) -> list[Number]:
-    """`mass` divided by its sum.
-
-    >>> norm([1.0, 3.0])
-    [0.25, 0.75]
-    """
     total = sum(mass)
     return [m / total for m in mass]
 
 
 def sample(probs: list[Number], uniform: Number) -> int:
-    """The first token at which the cumulated distribution is above `uniform`; `ValueError` if there
-    is none.
-
-    >>> sample([0.5, 0.5], 0.5)
-    1
-    """
     cumulated: Number = 0
     for token, probability in enumerate(probs):
         cumulated += probability

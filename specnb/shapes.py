@@ -1,5 +1,4 @@
-"""Models of a given shape with random weights: for examples, tests, and times that do not depend on
-what is learnt."""
+"""Models of a given shape with random weights, for examples, tests and times."""
 
 from __future__ import annotations
 
@@ -10,8 +9,6 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig, PreTrainedModel
 
 
 class Shape(NamedTuple):
-    """The shape of a decoder-only model, GPT-NeoX."""
-
     layers: int
     width: int
     feed_forward: int
@@ -19,7 +16,7 @@ class Shape(NamedTuple):
 
 
 def empty_model(shape: Shape, vocab: int, context: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
-    """A model of this shape on `device` in `dtype`, with the initial weights of transformers.
+    """A model with the initial weights of transformers.
 
     >>> empty_model(Shape(1, 8, 8, 2), vocab=4, context=16, device="meta", dtype=torch.float32).num_parameters()
     544

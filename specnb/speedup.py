@@ -1,8 +1,6 @@
-"""Is it faster, and by how much: whole calls of a `Sampler`, plain and speculative, timed in turn; and
-the gamma that measured alpha, c and v(n) recommend (Theorem 3.8).
+"""Measured speed-ups, and the gamma that measured alpha, c and v(n) recommend (Theorem 3.8).
 
-The speed-up is the time per token of plain decoding over that of speculation, for the same prompts
-in the same run, the passes over the prompts included.
+A speed-up is the time per token of plain decoding over that of speculation, prompt passes included.
 """
 
 from __future__ import annotations
@@ -18,13 +16,14 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.acceptance import measure_acceptance
+from specnb.arguments import named_settings, require_whole
 from specnb.cost import Costs, measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.loading import Pair
-from specnb.number_checks import require_whole
+from specnb.prompts import Prompts, Tokens
 from specnb.record import now
-from specnb.sampler import Draft, Generation, Prompts, Sampler, Tokens, named_settings
+from specnb.sampler import Draft, Generation, Sampler
 from specnb.statistics import Estimate, Job, bootstrap, bootstrap_indices, interval, measured_on, time_round
 from specnb.theory import walltime_improvement
 
@@ -35,15 +34,18 @@ REPETITIONS = 10  # of each forward pass whose time the prediction needs
 
 @dataclass(frozen=True)
 class Speedup:
-    """What `measure_speedup` found; `str` says it in words.
+    """The outcome of `measure_speedup`; `str` says it in words.
 
-    speedup          over plain decoding, with a 95% interval over prompts
-    seconds, tokens  (prompts, 2) of whole calls, plain and speculative: medians over the rounds
-    tokens_per_step  mean over the steps of all prompts
-    predicted        tokens per step over drafting + verification; None for a head, whose time no
-                     forward pass of a model gives
-    parts            drafting and verification of a step, in plain forward passes, as measured apart
-    conditions       machine, threads, version of torch, dtype
+    Attributes
+    ----------
+    seconds, tokens : (prompts, 2)
+        Of whole calls, plain and speculative: medians over the rounds.
+    predicted
+        Tokens per step over drafting + verification; None for heads and trees.
+    parts
+        Drafting and verification of a step in plain forward passes, measured apart.
+    conditions
+        Machine, threads, version of torch, dtype.
     """
 
     speedup: Estimate
@@ -56,7 +58,6 @@ class Speedup:
 
     @property
     def tokens_per_second(self) -> tuple[float, float]:
-        """Of plain and of speculative decoding."""
         plain, speculative = self.tokens.sum(axis=0) / self.seconds.sum(axis=0)
         return float(plain), float(speculative)
 
@@ -90,53 +91,40 @@ def measure_speedup(
 ) -> Speedup:
     """Measure how many times as fast as plain decoding speculation is, on this machine.
 
-    For each prompt by itself, after a call of both that is not timed, plain and speculative
-    decoding are called `rounds` times in turn, in random order; both have a `Sampler` of their own.
-
-    Parameters
-    ----------
-    rounds
-        Timed calls of each prompt, from 1.
-
-    The other arguments are those of `Sampler` and of its `generate`.
-
-    Raises
-    ------
-    ValueError
-        For fewer than three prompts, over which the interval resamples, and what a `Sampler` raises.
+    For each of at least three prompts, after an untimed call of both, plain and speculative
+    decoding are called `rounds` times in turn. The other arguments are those of `Sampler` and its
+    `generate`.
 
     Notes
     -----
-    The prediction beside it is of Theorem 3.8, with the costs of forward passes measured apart: what
-    it lacks are sampling, the rule, and the prompt's pass.
+    The prediction is that of Theorem 3.8; it lacks sampling, the rule, and the prompt's pass.
 
     Examples
     --------
     >>> from specnb import load_pair
-    >>> found = measure_speedup(load_pair(), [[1], [2], [3]], gamma=2, max_new_tokens=8, rounds=1, compile=False)
-    >>> found.seconds.shape, found.predicted is not None
-    ((3, 2), True)
+    >>> measure_speedup(load_pair(), [[1], [2], [3]], max_new_tokens=8, rounds=1, compile=False).seconds.shape
+    (3, 2)
     """
-    of_ways = [
-        Sampler(target, draft, gamma=own, sampling=sampling, compile=compile, check=False, progress=progress)
-        for own in (0, gamma)
+    samplers = [
+        Sampler(target, draft, gamma=width, sampling=sampling, compile=compile, check=False, progress=progress)
+        for width in (0, gamma)
     ]
-    lists = of_ways[0].token_lists(prompts)
+    lists = samplers[0].token_lists(prompts)
     require_whole(rounds=(rounds, 1), seed=(seed, 0))
     seed = int(seed)
     if len(lists) < FEWEST:
         raise ValueError(f"there are {len(lists)} prompts; an interval over prompts needs {FEWEST} at least")
-    made: dict[tuple[int, int], Generation] = {}
+    generations: dict[tuple[int, int], Generation] = {}
 
     def call(row: int, way: int) -> None:
-        made[row, way] = of_ways[way].generate([lists[row]], max_new_tokens=max_new_tokens, eos=eos, seed=seed)
+        generations[row, way] = samplers[way].generate([lists[row]], max_new_tokens=max_new_tokens, eos=eos, seed=seed)
 
-    model = of_ways[0].target
+    model = samplers[0].target
     order, clock, seconds = np.random.default_rng(seed), partial(now, model.device), []
     for row in tqdm(range(len(lists)), desc="prompts", delay=3, leave=False, disable=not progress):
         jobs = [Job(partial(call, row, way)) for way in range(2)]
         seconds.append(np.median([time_round(jobs, clock, order) for _ in range(rounds + 1)][1:], axis=0))
-    of_plain, of_speculative = ([made[row, way] for row in range(len(lists))] for way in range(2))
+    of_plain, of_speculative = ([generations[row, way] for row in range(len(lists))] for way in range(2))
     times = np.array(seconds)
     tokens = np.array([[len(one.tokens[0]) for one in both] for both in zip(of_plain, of_speculative, strict=True)])
     each = times / tokens
@@ -144,14 +132,12 @@ def measure_speedup(
     records = [one.record for one in of_speculative]
     per_step = float(np.concatenate([record.accepted[0] for record in records]).mean()) + 1
     drafted = np.concatenate([(record.draft_tokens[0] >= 0).sum(axis=-1) for record in records])
-    parts = _parts(of_ways[1], drafted, lists, max_new_tokens)
+    parts = _parts(samplers[1], drafted, lists, max_new_tokens)
     predicted = per_step / sum(parts.values()) if parts else None
     return Speedup(speedup, times, tokens, per_step, predicted, parts, measured_on(model.dtype, model.device))
 
 
 def _parts(sampler: Sampler, drafted: NDArray[np.int64], prompts: list[list[int]], new_tokens: int) -> dict[str, float]:
-    """Mean cost of drafting and of verification in steps that `drafted` so many tokens; nothing for
-    a head or a tree."""
     drafter, target = sampler.drafter, sampler.target
     if drafter is None or drafter.hidden_layers or drafter.parents is not None:
         return {}
@@ -168,11 +154,7 @@ def _parts(sampler: Sampler, drafted: NDArray[np.int64], prompts: list[list[int]
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The recommended gamma (0: do not speculate), with the prediction for each gamma and what it
-    was computed from.
-
-    predicted  gamma -> predicted wall-clock improvement over plain decoding, for each gamma from 1
-    """
+    """The recommended gamma (0: do not speculate), and the predicted improvement over plain decoding for each gamma."""
 
     gamma: int
     predicted: dict[int, Estimate]
@@ -190,25 +172,13 @@ class Recommendation:
 
 
 def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: int = 0) -> Estimate:
-    """Wall-clock improvement over plain decoding by Theorem 3.8, with alpha, c and v(gamma + 1) as
-    measured.
+    """Wall-clock improvement over plain decoding by Theorem 3.8, with alpha, c and v(gamma + 1) as measured.
 
-    `beta` `(rows, tokens)` are overlaps along sequences of the target; alpha is their mean
-    (Corollary 3.6). The interval resamples rows of `beta` and repetitions of `costs`; n is the
-    number of overlaps. Raises `ValueError` for fewer than 8 rows, and where `costs` has no forward
-    pass over gamma + 1 tokens.
-
-    >>> costs = Costs(np.full((3, 1), 0.1), np.ones((3, 5)), lengths=(1, 2, 3, 4, 5))
-    >>> print(predicted_speedup(np.full((8, 10), 0.75), costs, gamma=4))
-    2.179 [2.179, 2.179] (n = 80)
+    alpha is the mean of the overlaps `beta` `(rows, tokens)`; the interval resamples rows and
+    repetitions of `costs`.
     """
     if len(beta) < 8:
         raise ValueError(f"{len(beta)} rows are too few to resample; need at least 8")
-    if gamma + 1 not in costs.lengths:
-        raise ValueError(
-            f"gamma = {gamma} verifies {gamma + 1} tokens; forward passes over {list(costs.lengths)} were measured, "
-            f"not over [{gamma + 1}]"
-        )
     column = costs.lengths.index(gamma + 1)
     alphas = beta.mean(axis=1)[bootstrap_indices(len(beta), resamples, seed)].mean(axis=1)
     chosen = bootstrap_indices(len(costs.draft), resamples, seed + 1)
@@ -233,41 +203,30 @@ def recommend_gamma(
     seed: int = 0,
     progress: bool = True,
 ) -> Recommendation:
-    """The gamma from 1 to `largest` with the best predicted speed-up for one row on this machine,
-    or 0.
+    """The gamma with the best predicted speed-up on this machine; 0 unless its whole interval is above 1.
 
-    Measured: alpha, from the overlap of both distributions along `new_tokens` tokens that the
-    target writes after each prompt; c and v(n), from forward passes half-way through such a
-    generation, compiled ones with `compile`. Each gamma is then predicted by Theorem 3.8 with v(n).
-    The answer is 0 unless the whole interval of the best prediction is above 1. It holds for this
-    machine, number of threads, dtype and weight layout.
+    alpha is measured along `new_tokens` tokens that the target writes after each of at least 8
+    prompts; c and v(n) by forward passes half-way through such a generation.
 
-    No speculative generation is timed, so the answer can be wrong where
+    Notes
+    -----
+    No speculative generation is timed, so the answer can be wrong if
 
-    - the prompts are unlike those that are decoded later, or far longer or shorter: alpha, c and
-      v(n) are then others;
-    - acceptance varies within a sequence: the theorem takes one alpha, and overestimates long
-      drafts where rejections come in clusters;
-    - the step itself (sampling, verification, bookkeeping) takes a large part of the time, as with
-      very small models;
-    - several gammas are predicted to be nearly equal: noise then decides, and little is lost;
-    - decoding runs in batches: this is about one row.
+    - prompts decoded later have other contents or lengths;
+    - acceptance varies within a sequence: one alpha overestimates long drafts if rejections
+      cluster;
+    - sampling, verification and bookkeeping take much of the time, as with very small models;
+    - decoding runs in batches.
 
-    `python -m studies.speed.recommendation` compares the answer with timed generations.
-
-    Raises `ValueError` for fewer than 8 prompts and for `largest` that is not from 1 to 64, and
-    what `measure_acceptance` and `measure_costs` raise.
-
+    Examples
+    --------
     >>> from specnb import load_pair
-    >>> pair = load_pair()
-    >>> advice = recommend_gamma(pair, [[token] for token in range(8)], largest=3, new_tokens=8, repetitions=3)
-    >>> advice.gamma in (0, 1, 2, 3)
+    >>> prompts = [[token] for token in range(8)]
+    >>> recommend_gamma(load_pair(), prompts, largest=3, new_tokens=8, repetitions=3).gamma in (0, 1, 2, 3)
     True
     """
-    if len(prompts) < 8 or not 1 <= largest <= 64:
-        raise ValueError(f"{len(prompts)} prompts and largest = {largest}; need at least 8, and from 1 to 64")
     new_tokens = int(new_tokens)
-    found = measure_acceptance(
+    acceptance = measure_acceptance(
         pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed,
         progress=progress,
     )  # fmt: skip
@@ -277,7 +236,7 @@ def recommend_gamma(
         progress=progress,
     )  # fmt: skip
     predicted = {
-        gamma: predicted_speedup(found.beta["draft"], costs, gamma, seed=seed) for gamma in range(1, largest + 1)
+        gamma: predicted_speedup(acceptance.beta["draft"], costs, gamma, seed=seed) for gamma in range(1, largest + 1)
     }
     best = max(predicted, key=lambda gamma: predicted[gamma].value)
-    return Recommendation(best if predicted[best].low > 1 else 0, predicted, found.alpha("draft", seed), costs)
+    return Recommendation(best if predicted[best].low > 1 else 0, predicted, acceptance.alpha("draft", seed), costs)

@@ -1,10 +1,4 @@
-"""Which models the decoding loop supports, how long a context they have, and how the vocabularies of
-a target and a draft model go together.
-
-Models of one family share a tokenizer and differ in the sizes of their embeddings, which are padded
-(Qwen2.5: 151,936 and 152,064). Others keep a part of the tokens only, to save the output head's
-time, and come with a map from their tokens to the target's (d2t of EAGLE-3, VocabTrim): `TokenMap`.
-"""
+"""Which models the decoding loop supports, and how the vocabularies of target and draft go together."""
 
 from __future__ import annotations
 
@@ -18,25 +12,22 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.number_checks import require_whole, shown, whole_numbers
+from specnb.arguments import require_whole, shown, whole_numbers
 
+# Dtypes in which models compute; weights of other dtypes, such as float8, belong to quantised models
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-"""In which models compute. Weights of other dtypes, such as float8, belong to quantised models."""
 
 
 def vocabulary(model: PreTrainedModel) -> int:
-    """The number of tokens that `model` has, those included that only pad its embedding to a round
-    size."""
+    """Number of tokens of `model`, those included that only pad its embedding."""
     return int(model.config.get_text_config().vocab_size)
 
 
 def head_size(model: PreTrainedModel) -> int:
-    """The number of logits of `model` after each token."""
     return int(getattr(model.get_output_embeddings(), "out_features", vocabulary(model)))
 
 
 def require_whole_head(model: PreTrainedModel) -> None:
-    """Raises `ValueError` unless `model` has a logit for each token."""
     if head_size(model) != vocabulary(model):
         raise ValueError(
             f"the output head of {type(model).__name__} gives {head_size(model)} logits, and its vocabulary has "
@@ -46,8 +37,6 @@ def require_whole_head(model: PreTrainedModel) -> None:
 
 
 def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: int) -> None:
-    """Raises `ValueError` unless a drafter, named `drafter`, proposes as many tokens as the target
-    has."""
     vocab = vocabulary(target)
     if vocab != draft_vocab:
         raise ValueError(
@@ -57,7 +46,6 @@ def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: 
 
 
 def require_supported(model: PreTrainedModel) -> None:
-    """Raises `TypeError`, with the reason, for a model that the loop cannot run exactly."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
@@ -86,8 +74,7 @@ def require_supported(model: PreTrainedModel) -> None:
     attention = config._attn_implementation
     if attention not in ("eager", "sdpa"):
         raise TypeError(f"{name} runs {attention} attention; load it with attn_implementation='sdpa' or 'eager'")
-    # The loop keeps what a window leaves behind, and masks it. A chunk has the cache of a window,
-    # and another mask.
+    # The loop keeps and masks the tokens outside a window; a chunk has the same cache, and another mask.
     chunked = getattr(config, "attention_chunk_size", None) is not None
     plain = (DynamicLayer,) if chunked else (DynamicLayer, DynamicSlidingWindowLayer)
     reason = why_not_croppable(DynamicCache(config=model.config), plain)
@@ -96,47 +83,33 @@ def require_supported(model: PreTrainedModel) -> None:
 
 
 def why_not_croppable(cache: Any, plain: tuple[type, ...] = (DynamicLayer,)) -> str:
-    """The reason why `cache` cannot be cropped; empty if it can, so if all its layers are `plain`.
-
-    >>> why_not_croppable(DynamicCache())
-    ''
-    """
+    """The reason why `cache` cannot be cropped; empty if all its layers are `plain`."""
     if not isinstance(cache, DynamicCache):
         return "it is neither a DynamicCache nor a tuple of per-layer tensors"
     for number, layer in enumerate(cache.layers):
-        # Not `is_croppable`, which is true for subclasses that drop tokens (a window, a
-        # convolution) or hold more.
+        # `is_croppable` is true for subclasses that drop tokens, too (a window, a convolution).
         if type(layer) not in plain:
             return f"its layer {number} is a {type(layer).__name__}, which is not plain full attention"
     return ""
 
 
 def _drops(part: nn.Module) -> bool:
-    """Whether a part of a model sets random values to 0."""
     if not part.training:
         return False
-    dropout = {value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)}
-    own = part.p if isinstance(part, nn.modules.dropout._DropoutNd) else 0.0
-    return max(own, *dropout, 0.0) > 0
+    rates = [value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        rates.append(part.p)
+    return max(rates, default=0.0) > 0
 
 
 def sliding_window(config: PreTrainedConfig) -> int:
-    """How many tokens, its own included, a token sees in the layers with a window; 0 if there are
-    none."""
+    """Tokens that a token sees in layers with a window, itself included; 0 without such layers."""
     layers = DynamicCache(config=config).layers
     windows = (layer.sliding_window if isinstance(layer, DynamicSlidingWindowLayer) else 0 for layer in layers)
     return max(windows, default=0)
 
 
 def context_limit(model: PreTrainedModel) -> int | None:
-    """The largest number of tokens that `model` has positions for; None if its configuration states
-    no limit.
-
-    >>> import torch
-    >>> from specnb.shapes import Shape, empty_model
-    >>> context_limit(empty_model(Shape(1, 8, 8, 2), vocab=4, context=64, device="meta", dtype=torch.float32))
-    64
-    """
     config = model.config.get_text_config()
     limits = [getattr(config, "max_position_embeddings", None)]
     rope = getattr(config, "rope_parameters", None) or {}
@@ -147,29 +120,35 @@ def context_limit(model: PreTrainedModel) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
+def require_context(model: PreTrainedModel | None, longest: int, max_new_tokens: int) -> None:
+    limit = None if model is None else context_limit(model)
+    if limit is not None and longest + max_new_tokens > limit:
+        raise ValueError(
+            f"a prompt of {longest} and {max_new_tokens} new tokens need {longest + max_new_tokens} positions, and "
+            f"{type(model).__name__} has {limit}; shorten the prompt or ask for fewer tokens"
+        )
+
+
 class TokenMap:
-    """Maps between a target's `vocab` tokens and those of `model`, whose logit number i is of the
-    target's `tokens[i]`.
+    """Maps between the `vocab` tokens of a target and those of a draft model.
 
-    Where `tokens` has -1, the target has no such token. None: both number their tokens alike, and
-    either may have more than the other. Logits become those of the target's tokens, -inf where the
-    model has none: so the distribution that a drafter makes of them, and samples from, is the
-    model's restricted to the target's tokens.
+    The logits become those of the target's tokens, -inf if the model lacks one: q is the model's
+    distribution restricted to the target's tokens. A model with as many logits as embeddings reads
+    tokens in its own numbering, one with fewer logits in the target's; for a token that it lacks it
+    reads its token 0, which is no less exact.
 
-    A model with as many logits as embeddings reads tokens in its own numbering, one with fewer
-    logits in the target's. It is given its token 0 in place of a token that it does not have; the
-    draft is worse then, and no less exact.
+    Parameters
+    ----------
+    tokens
+        The target's token of each logit, each once; -1 for none. None if both number their tokens
+        alike, as padded embeddings of one family do.
 
-    Raises `TypeError` for tokens that are no list of whole numbers; `ValueError` unless they are as
-    many as the model has logits, each once, from -1 to `vocab` - 1.
-
+    Examples
+    --------
     >>> from specnb.shapes import Shape, empty_model
     >>> model = empty_model(Shape(1, 8, 8, 2), vocab=3, context=64, device="cpu", dtype=torch.float32)
-    >>> reduced = TokenMap(model, vocab=5, tokens=[4, 0, -1])
-    >>> reduced.logits(torch.tensor([[1.0, 2.0, 3.0]]))
+    >>> TokenMap(model, vocab=5, tokens=[4, 0, -1]).logits(torch.tensor([[1.0, 2.0, 3.0]]))
     tensor([[2., -inf, -inf, -inf, 1.]])
-    >>> reduced.inputs(torch.tensor([[0, 4, 2]]))
-    tensor([[1, 0, 0]])
     """
 
     def __init__(self, model: PreTrainedModel, vocab: int | None = None, tokens: Any = None) -> None:
@@ -193,12 +172,9 @@ class TokenMap:
         )
 
     def inputs(self, tokens: Tensor) -> Tensor:
-        """What the model reads for the target's `tokens`, of any shape."""
         return tokens if self.same_inputs else self.own_number[tokens]
 
     def logits(self, logits: Tensor) -> Tensor:
-        """The logits `(..., vocab)` of the target's tokens, from the model's own
-        `(..., number of logits)`."""
         if self.same_logits:
             return logits
         return logits.index_select(-1, self.number).masked_fill(self.missing, float("-inf"))
@@ -217,5 +193,7 @@ def _target_tokens(tokens: Any, vocab: int, logits: int) -> NDArray[np.int64]:
     if outside:
         raise ValueError(f"tokens has {outside[0]}; it must hold the target's tokens, 0 to {vocab - 1}, or -1 for none")
     if not known or len(set(known)) < len(known):
-        raise ValueError(f"tokens is {shown(tokens)}; it must hold a token of the target, and each once")
+        advice = ": these look like offsets, as EAGLE-3's d2t has them; give torch.arange(len(d2t)) + d2t"
+        offsets = advice if known and numbers == sorted(known) else ""
+        raise ValueError(f"tokens is {shown(tokens)}; it must hold a token of the target, and each once{offsets}")
     return np.array(numbers)

@@ -1,17 +1,8 @@
-"""Trees of draft tokens: their shape, where their nodes lie in the cache, and how the children of a
-node are sampled.
+"""Trees of draft tokens: their shape, their place in the cache, and ways to sample siblings.
 
-A tree is given by `parents`: an earlier node for each node, or -1 for the root, which is the newest
-token of a row. A chain is the tree (-1, 0, 1, ...). An *entry* is the root (0) or a node (i + 1 for
-node i).
-
-The nodes occupy consecutive slots of the cache: the root first, then the draft tokens in their
-order. The position of a node is that of the root plus its depth. A node sees the sequence up to the
-root, its ancestors and itself.
-
-A scheme is a function from q `(..., vocab)`, the drafter's distribution after a node, and the
-tokens `(...,)` of the children proposed so far to the distribution `(..., vocab)` of the next
-child; zero where nothing is left to propose.
+A tree is given by `parents`: for each node an earlier node, or -1 for the root, which is the newest
+token of the row. A chain is (-1, 0, 1, ...). An *entry* is the root (0) or a node (i + 1 for node
+i); entries lie in consecutive slots of the cache.
 """
 
 from __future__ import annotations
@@ -25,14 +16,14 @@ from torch import Tensor
 
 from specnb.distributions import normalise, one_hot
 
+# From q `(..., vocab)` after a node and its children so far to the distribution of the next child,
+# 0 for no child
 Scheme = Callable[[Tensor, Sequence[Tensor]], Tensor]
-Rows = slice | Tensor
-"""An index of nodes or entries: a slice for a chain, which copies nothing."""
+Rows = slice | Tensor  # an index of nodes or entries: a slice for a chain, which copies nothing
 
 
 class Siblings(NamedTuple):
-    """Nodes that a rule visits together: as numbers, as an index, and an index of their parents'
-    entries."""
+    """Nodes that a rule visits together: their numbers, an index of them, and one of their parents' entries."""
 
     numbers: list[int]
     nodes: Rows
@@ -40,27 +31,24 @@ class Siblings(NamedTuple):
 
 
 class TokenTree:
-    """The tree `parents`, with tables on `device` for the forward pass and for rules.
+    """The tree `parents` with the tables that forward passes and rules need; a chain can do without `tables`.
 
-    depths     (nodes + 1,)            the depth of each entry, 0 for the root
-    ancestors  (nodes + 1, nodes + 1)  whether the second entry is an ancestor of the first, or
-               itself
-    paths      (nodes + 1, depth)      the nodes from the root to each entry, then -1
+    Attributes
+    ----------
+    depths : (nodes + 1,)
+        Depth of each entry, 0 for the root.
+    ancestors : (nodes + 1, nodes + 1)
+        Whether the second entry is the first or one of its ancestors.
+    paths : (nodes + 1, depth)
+        Nodes from the root to each entry, then -1.
+    by_rank, by_turns, families
+        Nodes grouped by the number of earlier siblings, by that of the node and its ancestors, and
+        by parent.
 
-    parent_entries  an index of the entries of all parents
-    by_rank         the first child of every entry that has one, then the second children, and so on
-    by_turns        the nodes by how many earlier siblings they and their ancestors have
-    families        the children of each entry that has any, in their order; their `parents` is that
-                    one entry
-
-    A chain without `tables` has the last four only, which hold no tensors then: so one can be made
-    within a step. Raises `ValueError` for parents that do not come before their children.
-
-    >>> TokenTree((-1, -1, 0)).ancestors.int()
-    tensor([[1, 0, 0, 0],
-            [1, 1, 0, 0],
-            [1, 0, 1, 0],
-            [1, 1, 0, 1]], dtype=torch.int32)
+    Examples
+    --------
+    >>> TokenTree((-1, -1, 0)).paths.tolist()
+    [[-1, -1], [0, -1], [1, -1], [0, 2]]
     """
 
     def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu", tables: bool = True) -> None:
@@ -74,11 +62,14 @@ class TokenTree:
         for rank, parent in zip(ranks, self.parents, strict=True):
             turns.append(rank + (turns[parent] if parent >= 0 else 0))
         self.by_rank, self.by_turns = self._grouped(ranks), self._grouped(turns)
-        self.families = [family._replace(parents=self._index([entry])) for entry, family in self._children()]
-        if tables:
-            self._make_tables()
-
-    def _make_tables(self) -> None:
+        of_family = sorted(set(self.parents))
+        families = self._grouped([of_family.index(parent) for parent in self.parents])
+        self.families = [
+            family._replace(parents=self._index([parent + 1]))
+            for parent, family in zip(of_family, families, strict=True)
+        ]
+        if not tables:
+            return
         paths: list[list[int]] = [[]]
         for node, parent in enumerate(self.parents):
             paths.append([*paths[parent + 1], node])
@@ -87,30 +78,28 @@ class TokenTree:
         entries = range(len(paths))
         ancestry = [[other == 0 or other - 1 in path for other in entries] for path in paths]
         self.ancestors = torch.tensor(ancestry, device=self.device)
-        earlier = [[other < node and self.parents[other] == own for other in range(len(self.parents))]
-                   for node, own in enumerate(self.parents)]  # fmt: skip
+        earlier = [
+            [other < node and self.parents[other] == parent for other in range(nodes)]
+            for node, parent in enumerate(self.parents)
+        ]
         self._earlier_siblings = torch.tensor(earlier, dtype=torch.bool, device=self.device)
-        # The root's entry, then those of the nodes in the reverse of the order in which they are
-        # visited.
+        # The root, then the nodes in the reverse of the order in which they are visited.
         self._leaves_last = self._table([0, *[node + 1 for node in reversed(leaves_first(self.parents))]])
 
     def slots(self, first: Tensor) -> Tensor:
-        """The slots `(rows, nodes + 1)` of all entries; `first` `(rows,)` is the root's."""
         return first[:, None] + torch.arange(len(self.depths), device=first.device)
 
     def positions(self, first: Tensor) -> Tensor:
-        """The positions `(rows, nodes + 1)` of all entries."""
         return first[:, None] + self.depths
 
     def visible(self, first: Tensor, capacity: int) -> Tensor:
-        """Which of `capacity` slots each entry sees, `(rows, nodes + 1, capacity)`."""
+        """Which of `capacity` slots each entry sees: the sequence, its ancestors and itself."""
         entry = torch.arange(capacity, device=first.device) - first[:, None]
         inside = self.ancestors[:, entry.clamp(0, len(self.parents))].transpose(0, 1)
         return (inside & (entry <= len(self.parents))[:, None]) | (entry < 0)[:, None]
 
     def last_from_root(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
-        """The entry reached from the root by going to the first child that `passed`, as long as
-        there is one.
+        """The entry at the end of the path from the root along the first children that `passed`.
 
         >>> passed = torch.tensor([[False, True, True, True], [True, True, False, True]])
         >>> TokenTree((-1, -1, 0, 1)).last_from_root(passed)
@@ -124,8 +113,7 @@ class TokenTree:
         return (reached * self._numbers(passed)).amax(dim=-1)
 
     def first_from_leaves(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
-        """The first entry that `passed`, every subtree before its node and earlier siblings first;
-        else the root, 0.
+        """The first entry that `passed`, every subtree before its node and earlier siblings first; else the root, 0.
 
         >>> TokenTree((-1, 0, -1)).first_from_leaves(torch.tensor([[True, False, True], [False, False, False]]))
         tensor([1, 0])
@@ -144,41 +132,26 @@ class TokenTree:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
 
     def _index(self, values: list[int]) -> Rows:
-        """An index of `values`; for a chain they are consecutive."""
         if self.is_chain:
             return slice(values[0], values[-1] + 1) if values else slice(0, 0)
         return self._table(values)
 
     def _grouped(self, groups: list[int]) -> list[Siblings]:
-        found = []
+        siblings = []
         for group in range(max(groups, default=-1) + 1):
-            numbers = [node for node, own in enumerate(groups) if own == group]
+            numbers = [node for node, group_of_node in enumerate(groups) if group_of_node == group]
             entries = [self.parents[node] + 1 for node in numbers]
-            found.append(Siblings(numbers, self._index(numbers), self._index(entries)))
-        return found
-
-    def _children(self) -> list[tuple[int, Siblings]]:
-        ids = sorted(set(self.parents))
-        return list(zip([one + 1 for one in ids], self._grouped([ids.index(one) for one in self.parents]), strict=True))
+            siblings.append(Siblings(numbers, self._index(numbers), self._index(entries)))
+        return siblings
 
 
 def chain(gamma: int) -> tuple[int, ...]:
-    """The parents of a chain of `gamma` draft tokens.
-
-    >>> chain(3)
-    (-1, 0, 1)
-    """
+    """The parents of a chain of `gamma` draft tokens."""
     return tuple(range(-1, gamma - 1))
 
 
 def node_depths(parents: Sequence[int]) -> list[int]:
-    """The depth of each node, 1 for children of the root.
-
-    Raises `ValueError` for a parent that is neither -1 nor an earlier node.
-
-    >>> node_depths((-1, -1, 0, 2))
-    [1, 1, 2, 3]
-    """
+    """The depth of each node, 1 for children of the root; `ValueError` for a parent that is no earlier node."""
     depths: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
@@ -191,14 +164,10 @@ def node_depths(parents: Sequence[int]) -> list[int]:
 
 
 def leaves_first(parents: Sequence[int]) -> list[int]:
-    """All nodes, every subtree before its node, earlier siblings first.
-
-    >>> leaves_first((-1, -1, 0, 0, 1))
-    [2, 3, 0, 4, 1]
-    """
+    """All nodes, every subtree before its node, earlier siblings first."""
 
     def below(node: int) -> list[int]:
-        return [found for child, parent in enumerate(parents) if parent == node for found in (*below(child), child)]
+        return [each for child, parent in enumerate(parents) if parent == node for each in (*below(child), child)]
 
     return below(-1)
 
@@ -207,41 +176,30 @@ def leaves_first(parents: Sequence[int]) -> list[int]:
 
 
 def independent_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """Independent samples from q; the same token may come twice.
-
-    >>> independent_children(torch.tensor([0.5, 0.5]), [torch.tensor(0)])
-    tensor([0.5000, 0.5000])
-    """
     return q
 
 
 def distinct_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """Samples without replacement: q without the earlier tokens, renormalised.
-
-    >>> distinct_children(torch.tensor([0.5, 0.5]), [torch.tensor(0)])
-    tensor([0., 1.])
-    """
-    left = q
+    """Samples without replacement: q without the earlier tokens, renormalised."""
+    remaining = q
     for tokens in earlier:
-        left = left * (1 - one_hot(tokens.clamp_min(0), q.shape[-1], q.dtype) * (tokens >= 0).unsqueeze(-1))
-    return normalise(left).nan_to_num(0.0)
+        taken = one_hot(tokens.clamp_min(0), q.shape[-1], q.dtype) * (tokens >= 0).unsqueeze(-1)
+        remaining = remaining * (1 - taken)
+    return normalise(remaining).nan_to_num(0.0)
 
 
 def top_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """The most probable token, then the second, and so on: no randomness, so the distribution is
-    one-hot.
-
-    Of equals the lowest token comes first, on every device.
+    """The most probable token, then the second, and so on, with q one-hot; among equals the lowest token comes first.
 
     >>> top_children(torch.tensor([0.4, 0.2, 0.4]), [torch.tensor(0)])
     tensor([0., 0., 1.])
     """
     if len(earlier) >= q.shape[-1]:
         return torch.zeros_like(q)
-    left = q
+    remaining = q
     for token in earlier:  # topk would order equals as the device does
-        left = left.scatter(-1, token.clamp_min(0)[..., None], -1.0)
-    return one_hot(left.argmax(dim=-1), q.shape[-1], q.dtype)
+        remaining = remaining.scatter(-1, token.clamp_min(0)[..., None], -1.0)
+    return one_hot(remaining.argmax(dim=-1), q.shape[-1], q.dtype)
 
 
 SCHEMES: tuple[Scheme, ...] = (independent_children, distinct_children, top_children)

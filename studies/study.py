@@ -81,8 +81,8 @@ def table_of(name: str) -> str:
 def find(name: str) -> Study:
     """The study of the table `name`. Raises `ValueError` where there is none.
 
-    >>> find("verification_rules").settings
-    {'pairs': 4}
+    >>> find("rules_in_the_loop").items
+    ('0', '0-5', '1')
     """
     modules = _modules()
     if name not in modules:

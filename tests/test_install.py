@@ -42,6 +42,6 @@ def test_conda_users_get_the_same_versions(tmp_path: Path) -> None:
     assert last == "-r requirements.txt"
     file = tmp_path / "requirements.txt"
     file.write_text("\n".join(packages).replace("-c ", f"-c {ROOT}/"))
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--quiet", "--report", "-", "-r", file]
-    resolved = subprocess.run(pip, check=True, capture_output=True, text=True)
+    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--quiet"]
+    resolved = subprocess.run([*pip, "--report", "-", "-r", str(file)], check=True, capture_output=True, text=True)
     assert json.loads(resolved.stdout)["install"] == []

@@ -11,7 +11,6 @@ import nbformat
 import pandas as pd
 import pytest
 
-from notebooks.support.predictions import pooled, within
 from studies.files import located
 
 ROOT = Path(__file__).parent.parent
@@ -51,36 +50,6 @@ def _sentences() -> Iterator[tuple[str, str]]:
     yield "10", f"{c['large']} for `large`, {c['base']} for `base`, and then stays at"
     yield "10", "and then stays at {min:.2f} to {max:.2f}".format(**small)
     yield "10", f"in {(t5.speed_up < t5.predicted).sum()} of {len(t5)} rows smaller than predicted"
-    exact = _table("08_rules").exact
-    yield "08", f"Of {len(exact)} enumerated rules, variants counted singly, {exact.sum()} are exact"
-    loop = pooled("rules_in_the_loop")
-    assert (loop.ratio < 1).all()
-    median = f"the median ratio is {loop.ratio.median():.3f}, and {within(loop.ratio).sum()} are within ten per cent"
-    yield "08", f"All {len(loop)} measured speed-ups lie below their predictions; {median}"
-    gains = _table("rules_in_the_loop").query("nodes > 0")
-    assert (gains.loc[gains.groupby("temperature").measured.idxmax()].nodes == gains.nodes.min()).all()
-    yield "08", "No rule for trees was shown to be faster than the best rule for a chain"
-    timed = _table("block_against_token").set_index("temperature")
-    assert list(timed.speed_ratio_low > 1) == list(timed.index == 1)
-    low, high = 100 * timed.loc[1, ["speed_ratio_low", "speed_ratio_high"]] - 100
-    speed = f"{timed.speed_ratio[1] - 1:.0%} [{low:.0f}, {high:.0f}]"
-    yield "08", f"timed apart, is {speed} faster than token verification at temperature 1"
-    lengths = _table("adaptive_lengths").set_index("rule")
-    ends = ["over_best", "over_best_low", "over_best_high"]
-    best, egag, auto, informed, most = (
-        "{:.2f} [{:.2f}, {:.2f}]".format(*lengths.loc[name, ends])
-        for name in ("calibrated", "EGAG", "auto", "auto, measured costs", "oracle")
-    )
-    yield "09", f"`calibrated`, with {best} of its speed"
-    yield "09", f"EGAG reaches {egag} of it, the bandit"
-    yield "09", f"and `auto` {auto}, with the measured costs {informed}; the oracle has {most}"
-    exits = _table("early_exits")
-    assert (exits.alpha_high < exits.c).all()
-    least, most = exits.min(numeric_only=True), exits.max(numeric_only=True)
-    shares = f"{least.c:.2f} to {most.c:.2f}, in all {len(exits)} rows"
-    yield "09", rf"$\alpha$, {least.alpha:.2f} to {most.alpha:.2f}, is below $c$, {shares}"
-    reached = f"the nested draft reaches {least.nested:.2f} to {most.nested:.2f} of plain decoding"
-    yield "09", f"{least.passes:.2f} to {most.passes:.2f} remain of 3, and {reached}"
     cut = [_stored("11", "batch-padding", f"tokens_{name}") for name in ("shortest", "own")]
     yield "11", "eight rows together then emit {:.2f} tokens per step instead of {:.2f}".format(*cut)
     gpu = _table("gpu")

@@ -3,34 +3,20 @@ false-alarm rate.
 
 From the bottom up; each module imports only from those before it:
 
-    setting_names, penalties, claimed
-                               the settings claimed: filters in any order, penalties, what is
-                               refused
-    constraints                forced tokens, `min_tokens`, allowed tokens
-    alternatives, uniforms, absences
-                               the distributions that known bugs give, on a few cells; the uniform
-                               behind a token; what never occurs
-    bets                       all bets on one sequence
-    evidence                   test martingales, and a lower bound on the total variation
-    teacher_forcing, numerics  a target's distributions along existing sequences; what rounding
-                               explains
-    engine, report, auditor    what is known of an engine; the report; the audit sequence by
-                               sequence
+    setting_names, penalties, claimed   the settings claimed, and what is refused
+    constraints                         forced tokens, `min_tokens`, allowed tokens
+    alternatives, uniforms, absences    what is bet on: distributions of known bugs, the uniform
+                                        behind a token, what never occurs
+    bets, evidence                      all bets on a sequence; test martingales
+    teacher_forcing, numerics           the target's distributions; what rounding explains
+    engine, report, auditor             what is known of an engine; the report; the audit
     control, shared_noise, explanations, logprobs
-                               the comparison with the engine without speculation; what may explain
-                               a finding; the engine's log-probabilities
-    run, api                   the audit of sequences as they arrive; `audit` and `assert_exact`
-    token_file, cli            sequences in files and pipes of JSON lines; the command
-                               `specnb-audit`
+                                        what may explain a finding
+    run, api                            audits of sequences as they arrive; `audit`
+    token_file, cli                     files of tokens; the command `specnb-audit`
     predict_numbers, predict_devices, predict_speed, explain_speed
-                               beside the audit: speed-ups from reported figures, and what a step
-                               costs, from a log; without torch
-    kernels                    acceptance functions of released engines, enumerated:
-                               `specnb-audit kernels`
-    bugs, known_bugs           implementations of known bugs; the bug suite, and `generate` with one
-                               of them
-
-`audit_studies.power` measures the audit itself: tokens until each bug is found, false alarms, time.
+                                        speed-ups from reported figures, without torch
+    kernels                             acceptance functions of released engines, enumerated
 
 >>> import specnb_audit, torch
 >>> uniform = lambda context: torch.full((4,), 0.25, dtype=torch.float64)

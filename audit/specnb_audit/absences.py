@@ -1,16 +1,14 @@
-"""Bets that something never happens: a token that never occurs, no end token in the first positions.
+"""Bets that something never happens: a token never occurs, or no end token in the first positions.
 
-A bias shows in the tokens that come; a token that is suppressed shows in none. Under p, the product
-of 1/(1 - p(v)) over the positions where v may come, set to 0 when v does come, is a nonnegative
-martingale that starts at 1. So is a mixture of such products, with weights that depend on earlier
-tokens alone: `Absences.bets` are the factors by which two mixtures grow with each token. Their
-expectation under p is 1, so they are bets like all others, and the level of the audit stays what
-it is (`specnb_audit.evidence`).
+Under p, the product of 1/(1 - p(v)) over the positions where v may come, set to 0 once v comes, is
+a nonnegative martingale that starts at 1. So is a mixture of such products whose weights depend on
+earlier tokens alone; `Absences.bets` are the factors by which two mixtures grow, so they are bets
+like all others (`specnb_audit.evidence`).
 
-The first mixture is over single tokens: every `CHUNK` tokens of a sequence, those that have not come
-are weighted by exp(how often they should have come), and no bet by the size of the vocabulary. The
-second is over
-n, in "no end token in the first n positions", as `min_tokens` gives it, with weights 1/(n (n + 1)).
+The first mixture is over single tokens: for every `CHUNK` tokens of a sequence, those that have not
+come are weighted by exp(how often they should have come), and "no bet" by the size of the
+vocabulary. The second is over n in "no end token in the first n positions", with weights 1/(n (n +
+1)).
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ class Absences:
         self.beginnings = -torch.from_numpy(np.log([*(n * (n + 1)), POSITIONS + 1]))
 
     def bets(self, p: Tensor, tokens: Tensor, offset: int) -> list[Array]:
-        """The factors `(n,)` of each mixture at `tokens` `(n,)`, of which `offset` tokens of the
-        same sequence come before; p `(n, vocab)`."""
+        """The factors `(n,)` of each mixture at `tokens` `(n,)`, under p `(n, vocab)`; `offset`
+        tokens of the sequence come before."""
         if self.expected is None:
             self.expected = p.new_zeros(p.shape[1], dtype=torch.float64)
         ratios, start = list[Array](), 0
@@ -81,7 +79,6 @@ class Absences:
         return mixture
 
     def words(self) -> str:
-        """What is most surprising of all that has not occurred."""
         assert self.expected is not None
         token, beginning = int(self.expected.argmax()), int(self.beginnings.argmax())
         if not self.ends or self.expected[token] >= self.beginnings[beginning]:

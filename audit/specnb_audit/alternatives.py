@@ -1,21 +1,16 @@
 """Alternative hypotheses: the distributions that known bugs of a sampler give to the next token.
 
-Each is a distribution r computed from p, q and the tokens before, so r(x)/p(x) at the emitted x is
-a fair bet against p: its expectation under p is 1 (less, where p is zero). Under a sampler with
-that bug the bet gains. `specnb_audit.known_bugs` lists the bugs and where they were reported.
+Each is a distribution r computed from p, q and the tokens before, so that r(x)/p(x) at the emitted
+x is a fair bet against p: its expectation under p is 1, or less where p is zero. Under a sampler
+with that bug the bet gains. There is none for a recovered token from the following position's
+distribution, which depends on a rejected draft token that no file has.
 
-There is none for a recovered token that was sampled from the target's distribution at the following
-position: that distribution depends on the rejected draft token, which no file of tokens has. Other
-bets find it (`audit/notebooks/03_power.ipynb`).
+Bets are computed on a few cells: one per likely token and two pooled ones for all others. Any
+partition chosen before the token is seen keeps the expectation at 1, so a position costs a few
+hundred numbers, whatever the vocabulary.
 
-They are computed on a few cells: one per likely token, and two pooled ones for all others. A bet
-may use any partition of the vocabulary that is chosen before the token is seen: the expectation of
-its factor under p stays 1. So every position costs the same few hundred numbers, whatever the
-vocabulary.
-
-`Frequencies` are for tokens that are biased everywhere. A logit bias, a banned token or a
-suppressed end token changes the probability of single tokens by the same factor wherever they are
-possible. Which tokens, nobody says; the rows before show it.
+`Frequencies` are for tokens that are biased everywhere, as by a logit bias; the rows before show
+which.
 """
 
 from __future__ import annotations
@@ -102,8 +97,8 @@ Named = Iterator[tuple[str, Tensor]]
 
 
 def alternative_distributions(condensed: CondensedDistributions, occurred: Tensor) -> Named:
-    """Pairs of a name in `ALTERNATIVES` and distributions `(m, n, C)` on the cells, always in the
-    same order.
+    """Pairs of a name in `ALTERNATIVES` and distributions `(m, n, C)` on the cells, always in one
+    order.
 
     `occurred` `(n, C)` marks the cells whose token occurred before.
     """
@@ -145,8 +140,7 @@ def _with_draft(p: Tensor, q: Tensor, sizes: Tensor) -> Named:
 
 
 class Verification:
-    """Algorithm 1 as if the draft token came from q: `accept_prob` of each token, and the
-    `residual`."""
+    """Algorithm 1 as if the draft token came from q."""
 
     def __init__(self, p: Tensor, q: Tensor) -> None:
         # 0 / 0: what p makes impossible is never accepted.
@@ -154,17 +148,16 @@ class Verification:
         self.residual = residual(p, q)
 
     def emitted(self, sampled: Tensor) -> Tensor:
-        """The distribution `(..., n, C)` of the emitted token when the draft token comes from
-        `sampled`."""
+        """The distribution `(..., n, C)` of the emitted token if the draft token is from `sampled`."""
         return _completed(sampled * self.accept_prob, self.residual)
 
 
 def _blind_acceptance(p: Tensor, q: Tensor, sizes: Tensor) -> Tensor:
-    """The probability `(n, C)` that u <= q(x)/p(y) for a y sampled from p, whatever the x: sum over
-    y of min(p, q(x)).
+    """The probability `(n, C)` that u <= q(x)/p(y) for y sampled from p: sum over y of min(p,
+    q(x)).
 
-    Pooled cells count as tokens of equal probability. The tokens y are sorted by p, so that for
-    each x a prefix of them has p(y) below q(x).
+    Pooled cells count as tokens of equal probability. The y are sorted by p, so those with p(y)
+    below q(x) are a prefix.
     """
     each, per_token = p / sizes, q / sizes
     ordered, index = each.sort(dim=-1)
@@ -190,21 +183,18 @@ def _argmax(probs: Tensor) -> Tensor:
 
 
 def _tempered(probs: Tensor, sizes: Tensor, powers: Sequence[float]) -> Tensor:
-    """norm(probs^power) `(m, n, C)` for each of `powers`; the tokens of a pooled cell count as
-    equally likely."""
+    """norm(probs^power) `(m, n, C)`; the tokens of a pooled cell count as equally likely."""
     return torch.softmax(_column(powers, probs) * (probs / sizes).log() + sizes.log(), dim=-1)
 
 
 def _top(probs: Tensor) -> Tensor:
-    """Top-k of `probs` `(n, C)` for each of `TOP_K`, `(m, n, C)`; pooled cells hold unlikely
-    tokens, and are cut."""
+    """Top-k of `probs` for each of `TOP_K`; pooled cells hold unlikely tokens, and are cut."""
     rising = _rising(probs)
     return _kept(probs, rising[:, [-min(k, rising.shape[-1]) for k in TOP_K]].T)
 
 
 def _top_p(probs: Tensor) -> Tensor:
-    """Top-p of `probs` `(n, C)` for each of `TOP_P`, `(m, n, C)`; `probs` itself where the single
-    tokens have less."""
+    """Top-p of `probs` for each of `TOP_P`; `probs` itself where single tokens have less."""
     rising = _rising(probs)
     reached = rising.flip(-1).cumsum(dim=-1)
     limits = probs.new_tensor(TOP_P)
@@ -216,8 +206,7 @@ def _top_p(probs: Tensor) -> Tensor:
 
 
 def _min_p(probs: Tensor) -> Tensor:
-    """Min-p of `probs` `(n, C)` for each of `MIN_P`, `(m, n, C)`; pooled cells hold unlikely
-    tokens, and are cut."""
+    """Min-p of `probs` for each of `MIN_P`; pooled cells are cut."""
     return _kept(probs, probs.new_tensor(MIN_P)[:, None] * probs[:, :-2].amax(dim=-1))
 
 
@@ -227,31 +216,22 @@ def _rising(probs: Tensor) -> Tensor:
 
 
 def _kept(probs: Tensor, weakest: Tensor) -> Tensor:
-    """The single tokens of `probs` `(n, C)` at least as likely as `weakest` `(m, n)`, normalised.
-
-    Where the pooled cells have all the mass, `probs` itself.
-    """
+    """The single tokens of `probs` `(n, C)` at least as likely as `weakest` `(m, n)`, normalised;
+    `probs` itself where pooled cells have all the mass."""
     single = probs[:, :-2]
     kept = torch.nn.functional.pad(single * (single >= weakest[..., None]), (0, 2))
     return normalise(kept.where(kept.sum(dim=-1, keepdim=True) > 0, probs))
 
 
 class CondensedDistributions(NamedTuple):
-    """The distributions at n positions on C cells, `(n, C)`, in their dtype, and the cells of the
-    emitted tokens.
+    """The distributions at n positions on C cells, `(n, C)` each, on the CPU.
 
-    All on the CPU: what is computed from them is small.
-
-    p              the target's distributions
-    q              the draft's, or None
     raw            the draft's before standardisation, or None
     previous_p     p of the position before
     sizes          number of tokens in each cell
-    ids            (n, C - 2) the token of each single-token cell; the last two cells are pooled:
-                   tokens that q (or `previous_p`, without q) gives more probability than p does,
-                   and all others
-    cell           (n,) the cell of the emitted token
-    previous_cell  (n,) the cell of the token before it
+    ids            (n, C - 2) the token of each single-token cell; the last two cells pool the
+    tokens that q (or `previous_p`, without q) makes likelier than p does, and all others
+    cell           (n,) the cell of the emitted token, and `previous_cell` of the token before
     """
 
     p: Tensor
@@ -264,7 +244,6 @@ class CondensedDistributions(NamedTuple):
     previous_cell: Tensor
 
     def at_token(self, probs: Tensor) -> Tensor:
-        """`probs` `(..., n, C)` at the cell of the emitted token, `(..., n)`."""
         return probs.gather(-1, self.cell[:, None].expand(*probs.shape[:-1], 1))[..., 0]
 
 
@@ -277,11 +256,9 @@ def condense_distributions(
     previous_token: int = 0,
     likely: int = LIKELY,
 ) -> CondensedDistributions:
-    """Distributions `(n, vocab)` and the consecutive `tokens` `(n,)` emitted there, on `likely` + 2
-    cells.
+    """Distributions `(n, vocab)` and the `tokens` `(n,)` emitted there, on `likely` + 2 cells.
 
-    Which tokens get a cell depends on the distributions alone. `previous_token` stands before the
-    first of `tokens`.
+    Which tokens get a cell depends on the distributions alone.
     """
     score = torch.maximum(p, previous_p)
     for probs in (q, raw):
@@ -312,8 +289,7 @@ def condense_distributions(
 
 
 def top_tokens(score: Tensor, count: int) -> Tensor:
-    """The `count` tokens with the largest `score` `(n, vocab)`, in the order of their ids
-    `(n, count)`."""
+    """The `count` tokens with the largest `score` `(n, vocab)`, in the order of their ids."""
     if score.device.type != "cpu":
         return score.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
     # Torch takes five times as long.
@@ -322,8 +298,7 @@ def top_tokens(score: Tensor, count: int) -> Tensor:
 
 
 def greater_mask(a: Tensor, b: Tensor) -> Tensor:
-    """1 where a > b and 0 elsewhere, in the dtype of a: multiplying by it is faster than
-    `torch.where`."""
+    """1 where a > b and 0 elsewhere, in the dtype of a: faster to multiply by than `torch.where`."""
     return torch.gt(a, b, out=a.new_empty(torch.broadcast_shapes(a.shape, b.shape)))
 
 
@@ -334,23 +309,19 @@ def _cell(ids: Tensor, larger: Tensor, tokens: Tensor) -> Tensor:
 
 
 class Frequencies:
-    """How often each token came, and how often it should have come, over all sequences so far."""
+    """How often each token came and should have come, over all sequences so far."""
 
     def __init__(self) -> None:
         self.counts: Tensor | None = None  # (2, vocab): seen and expected
         self.factors: Tensor | None = None  # (vocab, bets)
 
     def begin(self) -> None:
-        """Begins a new sequence, from which on the tokens so far count."""
         if self.counts is not None:
             self.factors = self._factors(*self.counts)
 
     def bets(self, p: Tensor, tokens: Tensor) -> tuple[Array, Array]:
-        """r(x)/p(x) `(bets, n)` at `tokens` `(n,)` under `p` `(n, vocab)`, and the deviations of r
-        > p `(bets, n)`.
-
-        They depend on the sequences before alone.
-        """
+        """r(x)/p(x) `(bets, n)` at `tokens` `(n,)`, and the deviations of r > p `(bets, n)`; both
+        depend on earlier sequences alone."""
         vocab = p.shape[-1]
         if self.counts is None:
             self.counts = torch.zeros(2, vocab, dtype=torch.float64, device=p.device)
@@ -364,10 +335,8 @@ class Frequencies:
 
     @staticmethod
     def _factors(seen: Tensor, expected: Tensor) -> Tensor:
-        """Seen over expected `(vocab, bets)` for the tokens that deviate, and 1 for the others.
-
-        One is added to both counts, so that no token is taken to be impossible.
-        """
+        """Seen over expected `(vocab, bets)` for the tokens that deviate, 1 for the others; one is
+        added to both counts, so that no token is taken to be impossible."""
         deviation = (seen - expected).abs() / (expected + 1).sqrt()
         factor = (seen + 1) / (expected + 1)
         return torch.stack([factor.where(deviation > limit, 1.0) for limit in DEVIATING], dim=-1)

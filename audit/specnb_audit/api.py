@@ -1,10 +1,5 @@
 """`audit`: is a sampler lossless? Compares the tokens of any generator with the target's
-distributions.
-
-`audit` runs the target over the sequences, `audit_distributions` takes distributions that exist
-already, and `Auditor` takes sequence after sequence. An exact sampler is rejected with probability
-at most `delta`, whenever one stops (`specnb_audit.evidence`).
-"""
+distributions."""
 
 from __future__ import annotations
 
@@ -43,33 +38,52 @@ def audit(
     """Whether `completions` were sampled from the distribution of `target` under the settings
     claimed.
 
-    target          a model of transformers, or a function from all tokens before (prompt included)
-                    to probabilities `(vocab,)`
-    completions     the new tokens of each sequence, and `prompts` the tokens before them
-    sampling        temperature, top-k, top-p and min-p claimed; `specnb_audit.claimed.Claimed` adds
-                    another order and penalties, and `specnb_audit.claimed.claimed_sampling` takes
-                    an engine's settings by name
-    eos             tokens that end a sequence, and `max_new_tokens` its length without one; how
-                    sequences end is checked only where these are given
-    draft           the draft model: adds bets on failures of speculative decoding
-    steps           number of tokens emitted by each step of each sequence: adds bets on positions
-                    in a step. Valid for rules that decide token by token; leave it out for others
-                    (block verification), where the length of a step depends on the tokens after it
-    delta           largest probability that an exact sampler is rejected
-    seed            of the audit's own uniforms
-    stop            whether to stop as soon as exactness is rejected
-    engine          what is known of the engine: its rounding errors, which are no fault of a
-                    sampler, its control, and how it samples its draft
-    aim             which deviations are looked for
-    constraints     what was done to single tokens beside sampling: forced tokens, `min_tokens`,
-                    allowed tokens; of all sequences, or of each
-    logprobs        the engine's log-probabilities of its tokens; they are compared with the
-                    target's, and the report says what they fit
-    progress        whether to show a bar; a function gets plain lines instead
+    An exact sampler is rejected with probability at most `delta`, whenever one stops.
 
-    Raises `ValueError` for no completions, tokens outside the vocabulary, sequences beyond the
-    model's limit, and different vocabularies. Settings are checked before any model runs.
+    Parameters
+    ----------
+    target : PreTrainedModel or callable
+        The model, or a function from all tokens before (prompt included) to probabilities
+        `(vocab,)`.
+    completions, prompts : sequences of sequences of int
+        The new tokens of each sequence, and the tokens before them.
+    sampling : Sampling
+        The settings claimed; `Claimed` adds an order of filters and penalties.
+    eos, max_new_tokens
+        The tokens that end a sequence, and its length without one; checked only if given.
+    draft : PreTrainedModel or callable, optional
+        The draft model: adds bets on failures of speculative decoding.
+    steps : sequences of int, optional
+        Tokens emitted by each step: adds bets on positions in a step. Leave it out for rules that
+        do not decide token by token, such as block verification: there the length of a step depends
+        on later tokens.
+    delta, seed
+        The false-alarm rate, and the seed of the audit's own uniforms.
+    stop : bool
+        Whether to stop as soon as exactness is rejected.
+    engine : Engine
+        Its rounding errors, control, and how it samples its draft.
+    aim : Aim
+        Which deviations are looked for.
+    constraints : Constraints, or one for each sequence
+        What was done to single tokens beside sampling.
+    logprobs : sequences of float, optional
+        The engine's own log-probabilities; the report says what they fit.
+    progress : bool or callable
+        Whether to show a bar; a function gets lines instead.
 
+    Returns
+    -------
+    Report
+
+    Raises
+    ------
+    ValueError
+        For no completions, tokens outside the vocabulary, sequences beyond the model's positions,
+        different vocabularies, and bad settings, before any model runs.
+
+    Examples
+    --------
     >>> import random
     >>> biased = lambda prefix: [0.9, 0.1]
     >>> random.seed(0)

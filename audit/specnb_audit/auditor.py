@@ -23,21 +23,32 @@ each: half of it for the bet on it, and half for the comparison with a control."
 
 
 class Auditor:
-    """Audits sequence after sequence; may be stopped after any of them without a higher false-alarm
-    rate.
+    """Audits sequence after sequence; one may stop after any without a higher false-alarm rate.
 
-    delta           largest probability that an exact sampler is ever rejected
-    seed            of the audit's own uniforms
-    eos             tokens after which a sequence must end, `max_new_tokens` its length without one;
-                    each is checked only where given
-    numerics        how far the engine's distributions may be from the target's because of rounding
-    undeclared      returns the numerics of bfloat16; called once there is a token that `numerics`
-                    do not explain. None where it is known in which dtype the engine computes
-    ignore          kinds of deviation that are left out: names in `ALTERNATIVES` and `VIOLATIONS`
+    Parameters
+    ----------
+    delta : float
+        Largest probability that an exact sampler is ever rejected.
+    seed : int
+        Of the audit's own uniforms.
+    eos, max_new_tokens
+        The tokens after which a sequence must end, and its length without one; checked only if
+        given.
+    numerics : Numerics, optional
+        How far rounding may move the engine's distributions from the target's.
+    undeclared : callable, optional
+        Returns the numerics of bfloat16 when a token needs them; None if the engine's dtype is
+        known.
+    ignore : iterable of str
+        Kinds of deviation that are left out: names in `ALTERNATIVES` and `VIOLATIONS`.
 
-    Raises `ValueError` for a delta outside (0, 1), a negative seed or end token, `max_new_tokens`
-    below 1, and unknown names in `ignore`.
+    Raises
+    ------
+    ValueError
+        For settings out of range, and unknown names in `ignore`.
 
+    Examples
+    --------
     >>> import torch
     >>> auditor = Auditor()
     >>> for _ in range(40):  # the sampler claims a fair coin and always returns 1
@@ -91,8 +102,7 @@ class Auditor:
 
     @torch.no_grad()
     def add(self, row: Row) -> None:
-        """Audits one row. Raises `ValueError` for tokens and distributions that do not fit
-        together."""
+        """Audit one row. Raises `ValueError` if its tokens and distributions do not fit together."""
         _require_row(row)
         if not row.continues:
             self.sequences, self.offset = self.sequences + 1, 0
@@ -129,8 +139,7 @@ class Auditor:
         self.offset += n
 
     def _until_eos(self, row: Row) -> Row:
-        """The row up to its end token; records tokens after it, and a wrong length, as
-        violations."""
+        """The row up to its end token; tokens after it are violations, and so is a wrong length."""
         tokens = [int(token) for token in row.tokens]
         keep = 0 if self.ended else len(tokens)
         ends = [at for at, token in enumerate(tokens[:keep]) if token in self.ends]
@@ -146,7 +155,6 @@ class Auditor:
         return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, suspected=other, steps=steps)
 
     def _check_length(self, n: int, more: bool) -> None:
-        """Records a wrong length, once for each sequence, of which `n` tokens are added."""
         if self.max_new_tokens is None or self.wrong_length:
             return
         length = self.offset + n
@@ -167,7 +175,6 @@ class Auditor:
                 self._violation("impossible", self.tokens + at + 1, 1)
 
     def _violation(self, name: str, after: int, count: int) -> None:
-        """Records `count` violations, the first one known after `after` tokens, unless ignored."""
         if name in self.ignored:
             return
         self.violations[name] = self.violations.get(name, 0) + count
@@ -181,15 +188,14 @@ class Auditor:
             self.numerics_only = self.numerics_only or crossing(log_e, self.delta, 0.0, self.tokens) is not None
 
     def excuse_impossible(self) -> None:
-        """Takes back that impossible tokens are violations: a control has as many, and as large
-        ones."""
+        """A control has as many and as large impossible tokens: they are no violations."""
         self.impossible.move("undeclared", "violations")
         self.violations.pop("impossible", None)
         self.violated_after.pop("impossible", None)
 
     def convict_impossible(self, rate: Rate | None, after: int | None) -> None:
-        """Makes violations of impossible tokens that numerics explain one by one; `after` tokens
-        that is known."""
+        """Impossible tokens that numerics explain one by one are violations, as is known after
+        `after` tokens."""
         self.rate = rate
         if after is not None:
             explained = self.impossible.counts["borderline"] + self.impossible.counts["undeclared"]
@@ -204,8 +210,7 @@ class Auditor:
 
     @property
     def first_violation(self) -> int | None:
-        """Index of the token of the first violation, or None; 0 for one that is known before the
-        first token."""
+        """Index of the token of the first violation; 0 for one known before the first token."""
         return max(min(self.violated_after.values()) - 1, 0) if self.violated_after else None
 
     @property
@@ -216,10 +221,8 @@ class Auditor:
         return float(log_mean(self.logs[-1][-1:])[0] / np.log(10)) if self.logs else 0.0
 
     def report(self, detect: bool = True) -> Report:
-        """The report so far; `detect` adds what would have been detected, where nothing was found.
-
-        Raises `ValueError` where there were no tokens and no violations.
-        """
+        """The report so far; `detect` adds what would have been detected. Raises `ValueError`
+        without tokens and violations."""
         nothing = self.found_after is None
         if self.evidence is None:
             if nothing:
@@ -259,8 +262,8 @@ class Auditor:
         return {name: value for name, value in found.items() if name not in {*LEARNED, *self.ignored}}
 
     def _breakdown(self, logs: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:
-        """Sums of the leading alternative's gains over groups of tokens; `logs` are decimal,
-        `(n, alternatives)`."""
+        """The leading alternative's gains over groups of tokens; `logs` are decimal, `(n,
+        alternatives)`."""
         gains = np.diff(logs[:, int(logs[-1].argmax())], prepend=0.0)
         sequence, position, token, step_position = np.concatenate(self.places, axis=1)
         groups: dict[str, tuple[NDArray[np.int64], Callable[[int], str]]] = {
@@ -274,10 +277,8 @@ class Auditor:
 
 
 def end_tokens(eos: Ends, vocab: int | None = None) -> set[int]:
-    """The set of end tokens that `eos` names: one, several or none.
-
-    Raises `ValueError` for one that is negative, or outside a vocabulary of `vocab` tokens.
-    """
+    """The set of end tokens that `eos` names. Raises `ValueError` for one outside a vocabulary of
+    `vocab` tokens."""
     ends = set(eos) if isinstance(eos, Iterable) else set() if eos is None else {eos}
     outside = [token for token in sorted(ends) if token < 0 or (vocab is not None and token >= vocab)]
     if outside:
@@ -297,7 +298,6 @@ def _positions(group: int) -> str:
 def _summed(
     index: NDArray[np.int64], gains: NDArray[np.float64], name: Callable[[int], str]
 ) -> list[tuple[str, int, float]]:
-    """The twenty groups with the largest sums."""
     groups, inverse, counts = np.unique(index, return_inverse=True, return_counts=True)
     sums = np.bincount(inverse, gains)
     best = np.argsort(-sums, kind="stable")[:20]

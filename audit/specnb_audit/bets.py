@@ -1,8 +1,7 @@
-"""All bets on one sequence: alternative distributions, transforms (PIT) in three orders, and
-uniforms used twice.
+"""All bets on one sequence: alternative distributions, transforms in three orders, reused uniforms.
 
-Each bet is fixed before the token it is about is seen. What is carried from sequence to sequence
-(histograms, earlier sequences) depends only on tokens that were judged before.
+Each bet is fixed before its token is seen; what is carried from sequence to sequence depends on
+tokens judged before.
 """
 
 from __future__ import annotations
@@ -63,23 +62,33 @@ does."""
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence, or a piece of one: its tokens, and the distributions they should have been
-    sampled from.
+    """One sequence, or a piece of one, with the distributions its tokens should have been sampled
+    from.
 
-    tokens       n tokens
-    p            (n, vocab) the target's distribution before each of them, standardised as claimed
-    q            (n, vocab) the draft's distribution there, standardised; zero where nothing was
-                 drafted
-    raw          (n, vocab) the draft's distribution before standardisation, where that differs
-    suspected    (n, vocab) the distribution of a model that may have been used instead of the
-                 target
-    prompt       the tokens before the sequence
-    steps        tokens emitted by each step; they add up to n
-    cutoff_gaps  offset in the sequence -> `CutoffGap`, of tokens that p makes impossible
-    continues    whether it continues the sequence of the row before; `more`: whether the next row
-                 continues it
-    batch        a number or name that sequences generated together share; None if that is unknown
+    Attributes
+    ----------
+    tokens : sequence of int
+        n tokens.
+    p, q : Tensor
+        `(n, vocab)` distributions of target and draft before each of them, standardised as claimed;
+        q is zero where nothing was drafted.
+    raw : Tensor, optional
+        The draft's before standardisation, where that differs.
+    suspected : Tensor, optional
+        The distribution of a model that may have been used instead of the target.
+    prompt : sequence of int
+        The tokens before the sequence.
+    steps : sequence of int, optional
+        Tokens emitted by each step; they add up to n.
+    cutoff_gaps : mapping
+        From the offset of an impossible token in the sequence to its `CutoffGap`.
+    continues, more : bool
+        Whether it continues the sequence of the row before, and whether the next row continues it.
+    batch : int, str or None
+        What sequences that were generated together share.
 
+    Examples
+    --------
     >>> row = Row(tokens=[0], p=torch.tensor([[0.5, 0.5]]))
     """
 
@@ -97,22 +106,19 @@ class Row:
 
 
 def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:
-    """The tokens of each step that are among the tokens `start` to `stop`; a step that a border
-    divides has a part."""
+    """The tokens of each step among the tokens `start` to `stop`; a divided step has a part."""
     ends = np.cumsum(np.asarray(steps, dtype=np.int64)).clip(start, stop)
     return [int(size) for size in np.diff(ends, prepend=start) if size > 0]
 
 
 class RowBets(NamedTuple):
-    """The bets on n tokens.
+    """The K bets on n tokens.
 
-    alternatives    names of the alternatives that the K bets belong to
+    alternatives    the name of each bet's alternative
     ratios          (n, K) r(x)/p(x)
     deviations      (n, J) deviations of J test functions from their expectation under p
-                    (`specnb_audit.evidence`)
     masks           (n, subsets) the subsets of tokens on which each bet is also made alone
-    step_positions  (n,) each token's position in its step, counted from 0; -1 where steps are
-                    unknown
+    step_positions  (n,) each token's position in its step; -1 where steps are unknown
     """
 
     alternatives: list[str]
@@ -122,14 +128,12 @@ class RowBets(NamedTuple):
     step_positions: NDArray[np.int64]
 
     def without(self, ignored: Collection[str]) -> RowBets:
-        """The bets whose alternative is not in `ignored`."""
         kept = [number for number, name in enumerate(self.alternatives) if name not in ignored]
         return self._replace(alternatives=[self.alternatives[at] for at in kept], ratios=self.ratios[:, kept])
 
 
 class Bets:
-    """Makes all bets on row after row; `seed` is that of the transform's own uniforms, `ends` the
-    end tokens."""
+    """All bets, on row after row; `seed` is that of the transforms, `ends` are the end tokens."""
 
     def __init__(self, seed: int = 0, ends: Collection[int] = ()) -> None:
         self.random = np.random.default_rng([STREAM, seed])
@@ -146,11 +150,8 @@ class Bets:
         self.whole_sequences: Mixture | None = None
 
     def begin(self, prompt: Sequence[int], batch: int | str | None = None) -> None:
-        """Begins a new sequence. What is kept of earlier ones does not grow with the vocabulary.
-
-        It is compared with the last one of its batch, or with the one before where there is none or
-        that is unknown.
-        """
+        """Begin a sequence, which is compared with the last one of its batch, or else with the one
+        before. What is kept of earlier ones does not grow with the vocabulary."""
         self.frequencies.begin()
         if self.references[0].batch is None:
             self.references[0].races = []
@@ -162,8 +163,6 @@ class Bets:
             self.whole_sequences.learn()
 
     def bets_on(self, row: Row) -> RowBets:
-        """The bets on `row`, a piece of the sequence begun last, whose tokens and distributions
-        have been checked."""
         tokens = torch.as_tensor(row.tokens, device=row.p.device)
         row, q_interval, q_mass = _with_p_where_nothing_was_drafted(row), None, None
         p_interval = CumulativeMass(row.p).interval(tokens)
@@ -226,9 +225,8 @@ class Bets:
             yield "constant-uniform", self.sequence.constant.mean(np.stack(constant, axis=1))
 
     def _learnt(self, ratios: Array) -> Iterator[tuple[str, Array]]:
-        """Two mixtures of the bets `(n, K)`: on the first token of each sequence alone, where the
-        weights are what all first tokens so far have shown, and on a whole sequence, where they are
-        what earlier sequences have."""
+        """Two mixtures of the bets `(n, K)`: on the first token of each sequence, weighted by what
+        first tokens have shown, and on whole sequences, weighted by what earlier ones have."""
         bets = ratios.shape[1]
         if self.first_token is None or self.whole_sequences is None or len(self.first_token.counts) != bets:
             self.first_token = Mixture(np.ones(bets))
@@ -259,9 +257,8 @@ class Bets:
     def _on_reused_uniforms(
         self, tokens: Tensor, p_interval: Interval, q_interval: Interval | None
     ) -> Iterator[tuple[str, Array]]:
-        """Compares with the tokens a few positions before, and with two earlier sequences at the
-        same offset: the last one of the batch, or the one before, and the last one with the same
-        prompt."""
+        """Compares with the tokens a few positions before, and at the same offset with the
+        reference sequence and with the last one of the same prompt."""
         start, n = len(self.sequence.tokens), len(tokens)
         for model, interval in enumerate((p_interval, q_interval)):
             if interval is None:
@@ -282,7 +279,6 @@ class Bets:
             yield "same-tokens", np.where(expected >= 0, hit, 1.0)
 
     def _same_race(self, p: Tensor, tokens: Tensor) -> Array:
-        """Compares with the last sequence of the batch, or the one before, at the same offset."""
         n, start, reference = len(tokens), len(self.sequence.tokens), self.references[0]
         ids, probs = reference.likely()
         at = slice(start, start + n)
@@ -297,11 +293,8 @@ class Bets:
     def _carried(
         self, row: Row, condensed: CondensedDistributions, p_interval: Interval, q_interval: Interval | None
     ) -> Iterator[Array]:
-        """Bets that a uniform of the step before is used again: at the same position, or its last
-        one for the first.
-
-        It sampled a token there, or tested one; here it samples one, or tests the draft token.
-        """
+        """Bets that a uniform of the step before, which sampled or tested a token, is used again:
+        at the same position, or its last one for the first."""
         assert row.steps is not None
         before, same, last = self.sequence.step, list[int](), list[int]()
         for size in row.steps:
@@ -323,8 +316,8 @@ class Bets:
     def _tested(
         self, row: Row, condensed: CondensedDistributions
     ) -> tuple[Interval, Callable[[Interval], Array]] | tuple[None, None]:
-        """The uniform that tested each draft token, as far as the tokens tell; and the bets, given
-        that it is known."""
+        """The uniform that tested each draft token, as far as the tokens tell; and the bets given
+        that."""
         if (q := condensed.q) is None or row.steps is None:
             return None, None
         step, p = Verification(condensed.p, q), condensed.at_token(condensed.p)
@@ -350,7 +343,7 @@ class Bets:
 
     def _subsets(self, row: Row) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """The masks of `RowBets`: early and late tokens; with steps, the first, inner and last
-        positions of a step, and the first position after a step of full length."""
+        positions of a step, and the first one after a step of full length."""
         offset = len(self.sequence.tokens) + np.arange(len(row.tokens))
         masks = [offset < EARLY, offset >= LATE]
         if row.steps is None:
@@ -370,8 +363,7 @@ class Bets:
 
 
 def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _History | None:
-    """The last sequence of `key`, which `sequence` becomes now; forgets the key seen longest
-    ago."""
+    """The last sequence of `key`, which `sequence` becomes now; forgets the key seen longest ago."""
     before = last.pop(key, None)
     last[key] = sequence
     if len(last) > KEPT:
@@ -380,15 +372,14 @@ def _exchanged(last: dict[Any, _History], key: Any, sequence: _History) -> _Hist
 
 
 class Mixture:
-    """A mixture of bets, weighted by what each has gained so far; `counts` are the weights at
-    first."""
+    """A mixture of bets, weighted by `counts` and by what each has gained so far."""
 
     def __init__(self, counts: Array) -> None:
         self.counts = counts
         self.log_weight: Array = np.log(counts)
 
     def mean(self, ratios: Array) -> Array:
-        """The mean `(n,)` of the bets `(n, K)`, each of which is staked almost whole."""
+        """The mean `(n,)` of the bets `(n, K)`, each staked almost whole."""
         staked = np.log(0.05 + 0.95 * ratios)
         gained = self.log_weight + np.concatenate([np.zeros((1, ratios.shape[1])), staked.cumsum(axis=0)])
         self.log_weight = gained[-1]
@@ -397,19 +388,17 @@ class Mixture:
         return mean
 
     def learn(self) -> None:
-        """Begins a new sequence, whose weights are how often each bet was right in those before."""
+        """Begin a sequence; weights are how often each bet was right before."""
         weight = np.exp(self.log_weight - self.log_weight.max())
         self.counts = self.counts + weight / weight.sum()
         self.log_weight = np.log(self.counts)
 
 
 class _History:
-    """What is kept of a sequence: its tokens, and the intervals of their uniforms under p and q.
+    """What is kept of a sequence: its tokens and the intervals of their uniforms under p and q.
 
-    step      first token and size of the last step, and `tested` the uniforms that tested each
-              token
+    step      first token and size of the last step; `tested`: the uniforms that tested each token
     constant  the mixture of bets on one uniform for all tests
-    batch     the sequences generated together with it
     """
 
     def __init__(self, prompt: list[int] | None = None, batch: int | str | None = None) -> None:
@@ -434,21 +423,18 @@ class _History:
         self.races.append((condensed.ids.gather(-1, at).int().numpy(), probs.float().numpy()))
 
     def likely(self) -> Likely:
-        """The likeliest tokens at each position."""
         if not self.races:
             return Likely(np.empty((0, 0), np.int64), np.empty((0, 0)))
         return Likely(*(np.concatenate(column) for column in zip(*self.races, strict=True)))
 
     def intervals(self, model: int, more: Interval | None = None) -> Interval:
-        """Of all tokens so far, under p (`model` 0) or q (1), followed by `more`."""
         parts = [*self.pieces[model], *([] if more is None else [more])]
         if not parts:
             return Interval(np.empty(0), np.empty(0))
         return Interval(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
     def occurred(self, ids: Tensor, tokens: Tensor) -> Tensor:
-        """Which of `ids` `(n, H)` occur in the prompt or the sequence before each of the next
-        `tokens` `(n,)`."""
+        """Which of `ids` `(n, H)` occur in the sequence before each of the next `tokens` `(n,)`."""
         known = torch.as_tensor([*self.prompt, *self.tokens], dtype=torch.int64, device=ids.device)
         vocab = int(max(ids.max(), tokens.max(), known.max() if len(known) else 0)) + 1
         first = torch.full((vocab,), len(tokens), device=ids.device)

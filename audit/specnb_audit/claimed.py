@@ -1,8 +1,7 @@
-"""The sampling settings that an engine claims: `Sampling`, with the filters in the engine's own
-order, and penalties.
+"""The settings that an engine claims: `Sampling`, filters in the engine's own order, and penalties.
 
-`temperature` after the filters is not the same as before them: top-p keeps more tokens at a higher
-temperature. Engines differ in the order, and each is exact for its own.
+Top-p keeps more tokens at a higher temperature, so their order matters. Engines differ in it, and
+each is exact for its own.
 """
 
 from __future__ import annotations
@@ -22,15 +21,17 @@ from specnb_audit.setting_names import DECLARED, ENGINE_ORDERS, FILTERS, INSTEAD
 
 @dataclass(frozen=True)
 class Claimed(Sampling):
-    """`Sampling` with an order of the filters and penalties.
+    """`Sampling` with an order of the filters, and penalties.
 
-    order      the filters in the order in which they are applied; those left out come last, in the
-               order of `FILTERS`
-    penalties  changes of the target's logits that depend on the tokens before, applied before all
-               filters
+    Parameters
+    ----------
+    order : tuple of str
+        The filters in the order in which they are applied; those left out come last.
+    penalties : Penalties
+        Changes of the target's logits that depend on the tokens before, applied before all filters.
 
-    Raises what `Sampling` raises, and `ValueError` for an order with other or repeated names.
-
+    Examples
+    --------
     >>> sampling = Claimed(0.7, min_p=0.05, order=("min-p", "temperature"))
     """
 
@@ -47,18 +48,16 @@ class Claimed(Sampling):
 
 
 def penalties_of(sampling: Sampling) -> Penalties:
-    """The penalties that `sampling` claims; a plain `Sampling` claims none."""
     return sampling.penalties if isinstance(sampling, Claimed) else NO_PENALTIES
 
 
 def claimed_sampling(settings: Mapping[str, Any], order: str | Sequence[str] = "transformers") -> Sampling:
-    """The `Sampling` of an engine's `settings`; `order` is an engine's name in `ENGINE_ORDERS`, or
-    the filters' names.
+    """The `Sampling` of an engine's `settings`; `order` is a name in `ENGINE_ORDERS`, or the
+    filters'.
 
-    `settings` may have temperature, top_k (0, -1 or None for none), top_p and min_p, those of
-    `Penalties`, and those of `NOT_AUDITED` with the value that switches them off. Raises
-    `ValueError` for anything else: a claim that is left out of the audit would be found as a
-    deviation.
+    `settings` are those of `Sampling` and `Penalties`, and those of `NOT_AUDITED` with the value
+    that switches them off. Raises `ValueError` for any other: a claim that is left out would be
+    found as a deviation.
 
     >>> claimed_sampling({"temperature": 0.7, "top_k": 0})
     Sampling(temperature=0.7, top_k=None, top_p=1.0, min_p=0.0)
@@ -101,8 +100,6 @@ def _is_off(value: Any, off: Any) -> bool:
 
 
 def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The distribution `(..., vocab)` that `sampling` makes of `logits` `(..., vocab)`, which are
-    already penalised."""
     if not isinstance(sampling, Claimed) or sampling.temperature == 0:
         return standardise(logits, sampling)
     for name in sampling.order:
@@ -121,7 +118,6 @@ OFF: dict[str, dict[str, Any]] = {
 
 
 def is_active(sampling: Sampling, name: str) -> bool:
-    """Whether the filter `name` of `FILTERS` changes anything under the settings of `sampling`."""
     return any(getattr(sampling, field, off) != off for field, off in OFF[name].items())
 
 
@@ -130,8 +126,7 @@ def _only(sampling: Sampling, name: str) -> Sampling:
 
 
 def without_each(sampling: Sampling) -> dict[str, Sampling]:
-    """The same settings without one of the filters or penalties claimed, by the name of what is
-    left out."""
+    """The same settings without one of the filters or penalties claimed, by its name."""
     active = [name for name in FILTERS if is_active(sampling, name)]
     fewer = {name: replace(sampling, **OFF[name]) for name in active}
     if not isinstance(sampling, Claimed):
@@ -144,8 +139,7 @@ def without_each(sampling: Sampling) -> dict[str, Sampling]:
 
 
 def other_orders(sampling: Sampling) -> dict[str, Claimed]:
-    """The same settings in the other orders of `ENGINE_ORDERS`, by engine; empty where it makes no
-    difference."""
+    """The same settings in other engines' orders; empty where it makes no difference."""
     active = [name for name in FILTERS if is_active(sampling, name)]
     if sampling.temperature == 0 or len(active) < 2:
         return {}
@@ -164,10 +158,10 @@ def other_orders(sampling: Sampling) -> dict[str, Claimed]:
 class CutoffGap(NamedTuple):
     """How far a token of probability zero is from being possible.
 
-    logit  difference to the smallest logit that argmax, top-k or min-p keeps (0 if they keep the
-           token)
-    mass   probability of likelier tokens in excess of top-p (0 if top-p keeps the token), where the
-           filters before top-p kept the token in place of the weakest that they keep
+    logit  difference to the smallest logit that argmax, top-k or min-p keeps; 0 if they keep the
+    token
+    mass   probability of likelier tokens in excess of top-p, 0 if that keeps the token, where
+    earlier filters kept it in place of the weakest that they keep
     """
 
     logit: float
@@ -175,8 +169,7 @@ class CutoffGap(NamedTuple):
 
 
 def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
-    """How far `token` is from those that `sampling` keeps, by penalised `logits` `(vocab,)`; zeros
-    if it is kept."""
+    """How far `token` is from those kept, by penalised `logits` `(vocab,)`; zeros if it is kept."""
     now = logits.double()
     if sampling.temperature == 0:
         return CutoffGap(float((now.max() - now[token]).clamp_min(0)), 0.0)
@@ -201,13 +194,11 @@ def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
 
 
 def _with(logits: Tensor, token: int, own: float) -> Tensor:
-    """`logits` with `token`, which the engine kept: the filters after it see it in place of the
-    weakest one."""
+    """`logits` with `token`, which the engine kept, for the filters that follow."""
     return logits.index_fill(0, torch.tensor(token, device=logits.device), own)
 
 
 def _weakest(logits: Tensor, sampling: Sampling, name: str) -> float:
-    """The smallest logit that top-k or min-p keeps."""
     if name == "top-k":
         assert sampling.top_k is not None
         return float(logits.topk(min(sampling.top_k, len(logits))).values[-1])

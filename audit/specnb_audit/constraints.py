@@ -1,13 +1,7 @@
 """What an engine does to single tokens beside sampling, as each line of a token file declares it.
 
-    forced      places whose token the engine chose itself, such as the end of a thinking budget:
-                nothing is sampled there, so nothing is tested
-    min_tokens  before so many tokens no end token is possible
-    allowed     the tokens that are possible: of the whole sequence, as `allowed_token_ids` gives
-                it, or of each place, as a grammar does
-
-As in vLLM, tokens are removed from the target's logits before temperature and filters. A draft's
-distributions are left as they are: engines mask the target.
+As in vLLM, tokens are removed from the target's logits before temperature and filters; a draft's
+distributions stay as they are.
 """
 
 from __future__ import annotations
@@ -23,13 +17,19 @@ from torch import Tensor
 class Constraints:
     """The constraints of one sequence; places are counted from 0 at its first new token.
 
-    forced      places whose token was not sampled
-    min_tokens  number of tokens before which no end token is possible
-    allowed     ids of the tokens that are possible, or for each place such a list, or None for
-                all tokens; None: all, everywhere
+    Parameters
+    ----------
+    forced : sequence of int
+        Places whose token the engine chose itself, as at the end of a thinking budget: nothing is
+        tested there.
+    min_tokens : int
+        Number of tokens before which no end token is possible.
+    allowed : sequence, optional
+        The tokens that are possible, or a list (None for all) for each place, as a grammar gives
+        it.
 
-    Raises `ValueError` for negative numbers and for a place or a sequence without any token.
-
+    Examples
+    --------
     >>> Constraints(forced=[3], allowed=[[5, 7], None])
     Constraints(forced=(3,), min_tokens=0, allowed=((5, 7), None))
     """
@@ -80,8 +80,8 @@ NO_CONSTRAINTS = Constraints()
 def constrained(
     logits: Tensor, constraints: Constraints, tokens: Sequence[int], start: int = 0, ends: Collection[int] = ()
 ) -> Tensor:
-    """`logits` `(n, vocab)` of the `tokens` from `start` on, with minus infinity for what is not
-    possible; `ends` are the end tokens. At a forced place only the token that came is.
+    """`logits` `(n, vocab)` of the `tokens` from `start` on, minus infinity for what is impossible;
+    `ends` are the end tokens.
 
     >>> constrained(torch.zeros(2, 2), Constraints(forced=[0], min_tokens=2), [1, 1], ends=[0])
     tensor([[-inf, 0.],

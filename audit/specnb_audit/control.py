@@ -1,8 +1,5 @@
-"""Compares an audit of an engine with speculation with that of its control: the same engine without
-speculation.
-
-What both deviate in is the engine's own; what only the first deviates in is the speculation's.
-"""
+"""Compares an audit with that of its control, the same engine without speculation: what both
+deviate in is the engine's own."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ are."""
 
 
 class Side(NamedTuple):
-    """The impossible tokens among `n` tokens: their gaps, by logit and top-p mass, and how many are
-    the draft's most probable token."""
+    """The impossible tokens among `n`: their gaps, and how many are the draft's most probable
+    token."""
 
     n: int
     gaps: Gaps
@@ -35,8 +32,8 @@ class Side(NamedTuple):
 
 
 def side_of(auditor: Auditor, completions: Sequence[Completion]) -> Side:
-    """What `auditor` found in the `completions`, each prefix counted once: there an engine errs
-    alike again."""
+    """What `auditor` found in the `completions`, each prefix counted once: an engine errs alike
+    again."""
     found = auditor.impossible
     drafted = [*found.are_drafted, *[False] * (len(found.gaps) - len(found.are_drafted))]
     kept = dict(zip(found.places, zip(found.gaps, drafted, strict=True), strict=True))
@@ -92,8 +89,7 @@ def compare_with_control(
 
 
 def _is_absent(kind: str, report: Report, control: Report) -> bool:
-    """Whether the `control` has as many tokens as it took to find `kind` here, and no sign of
-    it."""
+    """Whether the `control` is as long as it took to find `kind` here, and shows no sign of it."""
     if kind not in report.running_by_alternative:
         return control.tokens >= (report.found_after or 0)
     running = report.running_by_alternative[kind]
@@ -104,35 +100,30 @@ def _is_absent(kind: str, report: Report, control: Report) -> bool:
 
 
 def _largest(gaps: Gaps) -> list[float]:
-    """The largest gap of each column; infinite where one is not known, and 0 without any."""
+    """The largest gap of each column; infinite where one is unknown, 0 without any."""
     return [
         max((math.inf if math.isnan(gap[column]) else gap[column] for gap in gaps), default=0.0) for column in (0, 1)
     ]
 
 
 def _bar(report: Report) -> float:
-    """The decimal logarithm of an e-value that rejects exactness for one alternative among all, at
-    `delta`."""
     return math.log10(max(len(report.running_by_alternative), 1) / report.delta)
 
 
 def found_kinds(report: Report) -> list[str]:
-    """Violations, and the alternatives whose e-value alone rejects exactness, all of them together
-    at `delta`."""
+    """Violations, and the alternatives whose e-value alone rejects exactness."""
     bar = _bar(report)
     peaks = {name: float(values.max(initial=-math.inf)) for name, values in report.running_by_alternative.items()}
     return [*report.violations, *sorted((name for name in peaks if peaks[name] >= bar), key=lambda name: -peaks[name])]
 
 
 def more_p_value(here: Side, there: Side, factor: float = OTHER_KERNELS) -> float:
-    """The probability of at least so many impossible tokens, or so many that are the draft's, or
-    so many beyond `factor` times the control's largest.
+    """The probability of so many impossible tokens, or so many that are the draft's, or so many
+    beyond `factor` times the control's largest.
 
     Under the hypothesis that a token is at most `factor` times as likely to be impossible as in the
-    control, by gaps at most so many times as large: the kernels that verify drafts may round worse
-    than those of plain decoding. Given how many there are in both, those here are then at most
-    binomial. The four tests (number, drafted, logits, top-p mass) share the level by Bonferroni's
-    inequality.
+    control, by gaps at most so many times as large (kernels that verify drafts may round worse),
+    those here are, given the total, at most binomial. The four tests share the level.
     """
     share = factor * here.n / max(factor * here.n + there.n, 1)
     counts = [(len(here.gaps), len(there.gaps)), (here.drafted, there.drafted)]

@@ -9,8 +9,8 @@ from functools import cache
 import torch
 from transformers import PreTrainedModel
 
+from specnb.arguments import require_whole
 from specnb.distributions import Sampling
-from specnb.number_checks import require_whole
 from specnb_audit.numerics import Numerics, given_numerics, measure_numerics
 from specnb_audit.teacher_forcing import Completion, Source
 
@@ -19,12 +19,16 @@ from specnb_audit.teacher_forcing import Completion, Source
 class Aim:
     """Which deviations the audit looks for.
 
-    ignore     kinds that are left out: names in `specnb_audit.alternatives.ALTERNATIVES`, and of
-               violations
-    suspected  a model, or a function as for the target, that may have been used instead: adds the
-               ratio against it
+    Parameters
+    ----------
+    ignore : tuple of str
+        Kinds that are left out.
+    suspected : PreTrainedModel or callable, optional
+        A model that may have been used instead of the target: adds the ratio against it.
 
-    >>> aim = Aim(ignore=("temperature",))
+    Examples
+    --------
+    >>> aim = Aim(ignore=("token-bias",))
     """
 
     ignore: tuple[str, ...] = ()
@@ -33,21 +37,21 @@ class Aim:
 
 @dataclass(frozen=True)
 class Engine:
-    """What is known of the engine, and how its rounding errors are measured, which are no fault of
-    a sampler.
+    """What is known of the engine, whose rounding errors are no fault of its sampler.
 
-    dtype            in which the engine computes; None: unknown. Then tokens that bfloat16 would
-                     explain do not reject exactness, and the outcome is `numerics`
-    logit_tolerance  how far below the tokens kept the logit of a token may be, in place of a
-                     measurement
-    control          sequences of the same engine, with the same settings, without speculation: what
-                     they deviate in is the engine's own
-    draft_sampling   how its draft model is sampled; None: as the target. Read by `audit`
-    positions        number of positions at which a forward pass over a sequence is compared with
-                     passes over one token, to measure rounding errors; 0: not measured
-
-    Raises `ValueError` for a tolerance below 0 and for positions that are no whole number from 0,
-    and `TypeError` for a dtype that is not one of floating point.
+    Parameters
+    ----------
+    dtype : torch.dtype, optional
+        In which the engine computes. If unknown, tokens that bfloat16 would explain do not reject
+        exactness: the outcome is `numerics`.
+    logit_tolerance : float, optional
+        How far below the tokens kept the logit of a token may be, in place of a measurement.
+    control : sequence of Completion
+        Sequences of the same engine and settings without speculation.
+    draft_sampling : Sampling, optional
+        How its draft model is sampled, if not as the target. Read by `audit`.
+    positions : int
+        Positions at which one forward pass is compared with passes over one token; 0: none.
     """
 
     dtype: torch.dtype | None = None
@@ -66,8 +70,7 @@ class Engine:
     def numerics(
         self, target: Source, completions: Sequence[Completion], sampling: Sampling
     ) -> tuple[Numerics | None, Callable[[], Numerics] | None]:
-        """What `Auditor` takes as `numerics` and `undeclared`, measured at positions of
-        `completions`."""
+        """What `Auditor` takes as `numerics` and `undeclared`."""
         if self.logit_tolerance is not None:
             return given_numerics(self.logit_tolerance, sampling), None
         if not isinstance(target, PreTrainedModel) or self.positions < 1 or not any(one.tokens for one in completions):

@@ -1,17 +1,16 @@
-"""Test martingales: evidence against a distribution p that may be looked at after every token.
+"""Test martingales: evidence against p that may be looked at after every token.
 
 A bet turns each token x into the factor 1 + s (r(x)/p(x) - 1), whose expectation under p, given all
 tokens before, is at most 1. The running product of such factors is a nonnegative supermartingale
 that starts at 1 (a *test martingale*), and so is an average of several with weights fixed
-beforehand. Its value is an *e-value*: by Ville's inequality it ever reaches 1/delta with
-probability at most delta, for any vocabulary, any distributions and any stopping time.
+beforehand. By Ville's inequality this *e-value* ever reaches 1/delta with probability at most
+delta.
 
-`TotalVariationEstimate` bounds the total variation per token between the sampler and p from below,
-by test functions: they map tokens to [0, 1] and are chosen before the token is seen. The deviation
-f(x) - E_p f of one has, under the sampler, a mean of at most the total variation. At each token we
-use the one with the largest sum of deviations so far; that choice is itself a test function, so
-there is no selection bias. Nothing here bounds the total variation from above: the test functions
-tried may all miss the deviation.
+`TotalVariationEstimate` bounds the total variation per token between sampler and p from below. A
+test function maps tokens to [0, 1]; under the sampler the deviation f(x) - E_p f has a mean of at
+most the total variation. At each token the function with the largest sum of deviations so far is
+used, which is itself a test function, so there is no selection bias. Nothing here bounds the total
+variation from above.
 """
 
 from __future__ import annotations
@@ -38,9 +37,8 @@ RATES = 2.0 ** -np.arange(1, 12)
 class Evidence:
     """The test martingales of K bets.
 
-    `alternatives` names the alternative hypothesis of each bet. Each bet is made on every token,
-    and again on each of `subsets` subsets of the tokens alone. Every alternative has the same
-    weight, and so has every bet of one.
+    `alternatives` names the alternative of each bet. A bet is made on every token, and again on
+    each of `subsets` subsets alone. All alternatives have one weight, and so have all bets of one.
     """
 
     def __init__(self, alternatives: list[str], subsets: int) -> None:
@@ -61,10 +59,9 @@ class Evidence:
 
     def add(self, ratios: Array, masks: NDArray[np.bool_]) -> Array:
         """The natural logarithm of each alternative's e-value `(n, alternatives)` after each of n
-        more tokens.
+        tokens.
 
-        `ratios` `(n, K)` are r(x)/p(x) at the tokens, `masks` `(n, subsets)` says which tokens are
-        in each subset.
+        `ratios` `(n, K)` are r(x)/p(x) at the tokens, `masks` `(n, subsets)` their subsets.
         """
         parts = [
             self._chunk(ratios[start : start + CHUNK, self.order], masks[start : start + CHUNK])
@@ -87,13 +84,13 @@ class Evidence:
         return largest + np.log(np.add.reduceat(scaled.sum(axis=(1, 2)), self.starts, axis=-1))
 
     def detectable(self, delta: float, power: float = 0.9) -> dict[str, float]:
-        """For each alternative the total variation per token from which on it would have been
+        """For each alternative, the total variation per token from which on it would have been
         detected with `power`.
 
-        It is about samplers with the distribution (1 - e) p + e r, r one of the alternative's
-        distributions and e the same at every token: each such sampler at least that far from p
-        would have passed 1/delta by the last token. NaN where that holds for none. Assumes that the
-        tokens seen were sampled from p, and that the sum of the log factors is normal.
+        It is about samplers with the distribution (1 - e) p + e r, e the same at every token: each
+        such sampler at least that far from p would have passed 1/delta by the last token. NaN where
+        none would. The tokens seen are taken to be from p, and the sum of the log factors to be
+        normal.
         """
         threshold = -np.log(delta) - self.log_weight[0] + np.log(len(self.names))
         shares, distances = self.moments.detectable(threshold, power)
@@ -116,7 +113,7 @@ def log_mean(logs: Array) -> Array:
 
 
 class Moments:
-    """Moments of each bet's log factor g under p, and (weighted by r/p) under r; and TV(p, r)."""
+    """Moments of each bet's log factor g under p and, weighted by r/p, under r; and TV(p, r)."""
 
     def __init__(self, bets: int) -> None:
         self.n = 0
@@ -126,7 +123,7 @@ class Moments:
         self.sums = np.zeros((3, 2, len(STRENGTHS), bets))
 
     def add(self, ratios: Array, gains: Array) -> None:
-        """Adds n tokens: `ratios` `(n, K)` and their log factors `gains` `(n, strengths, K)`."""
+        """Add n tokens: `ratios` `(n, K)` and their log factors `(n, strengths, K)`."""
         self.n += len(ratios)
         self.distance += np.maximum(0, 1 - ratios).sum(axis=0)
         self.ratio += np.stack([(ratios - 1).sum(axis=0), ((ratios - 1) ** 2).sum(axis=0)])
@@ -139,12 +136,9 @@ class Moments:
         r).
 
         Detected means that the log martingale passes `threshold` `(strengths, K)`. Shares up to
-        `BEYOND` stand for distributions farther out than r in its direction, as stronger ones of a
-        kind are; NaN where not even that is detected.
-
-        The tokens seen are only one sample. By chance they may favour r, and the figure would be
-        too small. So the means are corrected by regression on x = r/p - 1, whose mean under p is
-        known to be 0, and the error that remains counts as if it were spread of the log martingale.
+        `BEYOND` stand for distributions farther out in the direction of r. By chance the tokens
+        seen may favour r, so the means are corrected by regression on x = r/p - 1, whose mean under
+        p is 0, and the remaining error counts as spread.
         """
         n = max(self.n, 1)
         distance = self.distance / n
@@ -176,8 +170,7 @@ class Moments:
 
 
 class TotalVariationEstimate:
-    """The mean deviation of the best of J test functions; `add` takes their deviations at each
-    token."""
+    """The mean deviation of the best of J test functions."""
 
     def __init__(self) -> None:
         self.sums: Array | float = 0.0
@@ -186,10 +179,8 @@ class TotalVariationEstimate:
         self.n = 0
 
     def add(self, deviations: Array) -> Array:
-        """The deviation `(n,)` of the test function in use at each token.
-
-        `deviations` `(n, J)` are f(x) - E_p f of each test function.
-        """
+        """The deviation `(n,)` of the test function in use at each token; `deviations` `(n, J)` are
+        those of all."""
         so_far = self.sums + np.cumsum(deviations, axis=0) - deviations
         chosen = np.take_along_axis(deviations, so_far.argmax(axis=1)[:, None], axis=1)[:, 0]
         self.sums = self.sums + deviations.sum(axis=0)
@@ -199,15 +190,12 @@ class TotalVariationEstimate:
         return chosen
 
     def estimate(self, level: float = 0.95) -> Estimate:
-        """The mean deviation, clipped at 0, over n tokens, with an interval that is valid at any
-        stopping time.
+        """The mean deviation, clipped at 0, with an interval that is valid at any stopping time.
 
         `low` bounds the mean total variation per token from below with confidence (1 + level) / 2;
-        `high` bounds the mean deviation of the test functions used, not the total variation.
-
-        For a test function f, its mean under the sampler and the deviation d = f - E_p f,
-        exp(rate (f - mean) + (log(1 - rate) + rate) d^2) has expectation at most 1 (Fan, Grama and
-        Liu 2015); taking the best of several rates is a union bound over them.
+        `high` bounds the mean deviation of the functions used. For a test function with mean m
+        under the sampler and d = f - E_p f, exp(rate (f - m) + (log(1 - rate) + rate) d^2) has
+        expectation at most 1 (Fan, Grama and Liu 2015); several rates share the level.
         """
         if self.n == 0:
             return Estimate(0.0, 0.0, 1.0, 0)

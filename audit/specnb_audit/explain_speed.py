@@ -1,7 +1,8 @@
-"""Why is a speed-up as it is? From one line of a log what a step cost, by part; from lines at
-several gammas a cost a + b gamma, the best gamma, and when speculation should be off.
+"""Why is a speed-up as it is? What a step cost, by part; and from lines at several gammas a cost a
++ b gamma, the best gamma, and when speculation should be off.
 
-A step with a speed-up S and E tokens took E / S plain steps. Theorem 3.8 says what that consists of.
+A step with a speed-up S and E tokens took E / S plain steps. Theorem 3.8 says what that consists
+of.
 """
 
 from __future__ import annotations
@@ -51,12 +52,10 @@ class Explanation:
 
     @property
     def cost(self) -> float:
-        """The time of a step, in plain steps: below so many tokens plain decoding is faster."""
         return self.tokens / self.speedup
 
     @property
     def rest(self) -> Range:
-        """What `parts` leave of it."""
         value, high, low = (
             self.cost - sum(getattr(part, end) for part in self.parts.values()) for end in ("value", "low", "high")
         )
@@ -88,20 +87,18 @@ def explain(
     verified: float | None = None, batch: float = 1, bytes_per_param: float = 2, active: float = 1,
     cache_ratio: float = 0, overhead_ms: float | None = None,
 ) -> Explanation:  # fmt: skip
-    """What a step cost that gave a measured speed-up, by part, as far as the numbers say.
-
-    Nothing is assumed in place of what is not given: it stays in the rest.
+    """What a step cost that gave a measured speed-up, by part; nothing is assumed.
 
     Parameters
     ----------
     speedup : float, optional
         Over plain decoding of the same batch.
     speed, plain : float, optional
-        Tokens per second of a row with speculation and without, in place of `speedup`.
+        Tokens per second of a row with and without speculation, in place of `speedup`.
     gamma, tokens_per_step, ..., overhead_ms
-        As in `predict`, all of one measurement. Drafting needs `gamma` or `draft_passes`, and one of
-        `cost_ratio`, `params` and `layers`; verification needs `verify_cost`, or `gpu` with `gamma`
-        or `verified`.
+        As in `predict`, all of one measurement. Drafting needs `gamma` or `draft_passes`, and one
+        of `cost_ratio`, `params` and `layers`; verification needs `verify_cost`, or `gpu` with
+        `gamma` or `verified`.
 
     Returns
     -------
@@ -144,14 +141,12 @@ class StepFit:
     ----------
     fixed, per_token : Range
         a and b of a step that costs a + b gamma, in plain steps; in milliseconds without `plain`.
-    best_gamma : Range
-        The fastest gamma of those that were tried.
+    best_gamma, tokens
+        The fastest gamma of those tried, and tokens per step there.
     speedup : Range or None
-        At the best gamma, over plain decoding; None without `plain`.
+        There, over plain decoding; None without `plain`.
     break_even : Range or None
         The alpha below which no gamma is faster than plain decoding; inf if none is at alpha = 1.
-    tokens : float
-        Tokens per step at the best gamma.
     measured : tuple of float
         The gammas of the lines.
     """
@@ -197,13 +192,14 @@ def fit_steps(
     Parameters
     ----------
     lines : sequence of (gamma, tokens per step, tokens per second)
-        Measured with the same prompts and batch; a speed is of one row, or of all in every line.
+        Measured with the same prompts and batch.
     plain : float, optional
         The speed of plain decoding, in the same unit. A line with gamma 0 says the same.
     noise : float
-        Relative standard deviation of a measured speed; more if the lines lie further from a + b gamma.
+        Relative standard deviation of a measured speed; more if the lines lie further from a + b
+        gamma.
     largest : int, optional
-        The largest gamma that is tried; twice the largest of the lines where it is not given.
+        The largest gamma that is tried. Default: twice the largest of the lines.
     seed : int
         Of the errors that are drawn for the intervals.
 
@@ -214,13 +210,14 @@ def fit_steps(
     Raises
     ------
     ValueError
-        If there are fewer than two gammas, a number is impossible, or the lines contradict each other.
+        If there are fewer than two gammas, a number is impossible, or the lines contradict each
+        other.
 
     Notes
     -----
-    Least squares of relative errors. Between the lines alpha is interpolated, so that Equation 1
-    gives the measured tokens at the measured gammas; the intervals are of speeds that are off by
-    `noise`, not of other prompts.
+    Least squares of relative errors. Alpha is interpolated between the lines, so that Equation 1
+    gives the measured tokens. The intervals are of speeds that are off by `noise`, not of other
+    prompts.
 
     Examples
     --------
@@ -279,8 +276,8 @@ def fit_steps(
 
 
 def _even(steps: Array, gammas: NDArray[np.int64]) -> Array:
-    """The least alpha with which a step of some gamma emits more tokens than it costs plain steps;
-    inf if none does."""
+    """The least alpha with which a step of some gamma gives more tokens than it costs; inf if none
+    does."""
     alphas = np.linspace(0, 1, 1001)
     needed = [
         np.interp(steps[:, at], expected_tokens(alphas, gamma), alphas, right=np.inf) for at, gamma in enumerate(gammas)
@@ -289,6 +286,6 @@ def _even(steps: Array, gammas: NDArray[np.int64]) -> Array:
 
 
 def _interval(draws: Array) -> Range:
-    """The first of the draws, which is the fit itself, with the central 95% of all."""
+    """The first of the draws, the fit itself, with the central 95% of all."""
     low, high = np.quantile(draws, [0.025, 0.975], method="nearest")
     return Range(float(draws[0]), float(min(low, draws[0])), float(max(high, draws[0])))

@@ -1,8 +1,6 @@
-"""What may explain a finding: what is wrong with the sequences themselves, other settings,
-dependence.
+"""What may explain a finding: sequences that are wrong themselves, other settings, dependence.
 
-None of this changes how likely an exact sampler is to be rejected: nothing here is asked unless it
-was rejected, or tokens are impossible.
+Nothing here is asked unless exactness was rejected or tokens are impossible, so no level changes.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import numpy as np
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
+from specnb.support import context_limit
 from specnb_audit.alternatives import DEPENDENCE, LEARNED
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
@@ -99,9 +98,9 @@ def forced_places(models: Models, completions: Sequence[Completion], auditor: Au
     """A cause and a note if tokens at a few places deviate, over all sequences, and nothing else
     does.
 
-    At each place the three commonest tokens are counted. How often each should have come is a sum
-    of probabilities, and Chernoff's bound says how likely so many are. The others are audited anew
-    by a fresh `auditor`, with those places declared as forced. Empty where this rejects.
+    At each place the three commonest tokens are counted; Chernoff's bound says how likely so many
+    are. A fresh `auditor` then reads all sequences with those places declared as forced. Empty if
+    it rejects.
     """
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     for one in completions:
@@ -150,7 +149,10 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
     >>> checks_of(uniform, [Completion([1, 2], [1, 2, 3])], Auditor(), False)
     ['the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only']
     """
-    config = source.config if isinstance(source, PreTrainedModel) else None
+    config, limit, most = None, None, None
+    if isinstance(source, PreTrainedModel):
+        config, limit = source.config, context_limit(source)
+        most = getattr(config.get_text_config(), "max_position_embeddings", None)
     bos, pad, own = (getattr(config, f"{name}_token_id", None) for name in ("bos", "pad", "eos"))
     ends, lengths = {own} if isinstance(own, int) else set(own or ()), [len(one.tokens) for one in completions]
     repeat = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
@@ -166,6 +168,8 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
             free and after > 0,
         f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
         "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1,
+        f"the target has longrope, with other factors beyond {limit} tokens: each sequence is compared with those of "
+        "its whole length, and an engine may choose by another length": finding and limit != most,
         f"no prompt begins with the model's begin-of-text token {bos}; did the model see one?":
             finding and bos is not None and begun == 0 and total > 0,
     }  # fmt: skip
@@ -173,11 +177,8 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
 
 
 def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
-    """The `completions`, in their order, as far as `auditor` has audited them.
-
-    Left out are those that were read ahead when it stopped, what a stop has left of a sequence in
-    pieces, and tokens after an end token.
-    """
+    """The `completions` as far as `auditor` has audited them: without those read ahead when it
+    stopped, and without tokens after an end token."""
     sequence = np.concatenate([np.empty(0, np.int64), *(place[0] for place in auditor.places)])
     lengths = np.bincount(sequence, minlength=auditor.sequences).tolist()
     return [
@@ -187,12 +188,10 @@ def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Complet
 
 
 def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | None:
-    """The sequences that share noise with an earlier one, by their own part of the evidence for
-    dependence.
+    """The sequences that share noise with an earlier one, by their own part of the evidence for it.
 
-    `lengths` are the tokens of each sequence, in the order of the audit. None where the others
-    still reject independence at `report.delta`: a short sequence has too little evidence of its
-    own.
+    `lengths` are the tokens of each sequence. None where the others still reject independence at
+    `report.delta`: short sequences have too little evidence of their own.
     """
     ends = np.cumsum([0, *lengths])
     kinds = [report.running_by_alternative[name] for name in DEPENDENCE if name in report.running_by_alternative]
@@ -207,12 +206,11 @@ def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | No
 def repeated_noise(
     report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor
 ) -> tuple[str, list[str], Report | None]:
-    """A cause and a check where sequences repeat each other's noise, and that has more evidence
-    than any deviation that is known beforehand (those that are learnt from earlier sequences learn
-    what their noise has by chance); and the report of a fresh `auditor` on those that repeat none.
+    """A cause and a check where sequences repeat each other's noise, if that has more evidence than
+    all deviations that are known beforehand; and the report of a fresh `auditor` on those that
+    repeat none.
 
-    Empty, and None, where that is not so; None, too, where each token repeats the noise of the one
-    before, so that no sequence is without.
+    The report is None where each token repeats the noise of the one before: no sequence is without.
     """
     if report.violations or not report.rejected or report.verdict == "dependent":
         return "", [], None
@@ -233,13 +231,12 @@ def repeated_noise(
 
 
 def rows_alone(report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor) -> Report | None:
-    """The report on those sequences alone that share no noise with an earlier one; None without
-    dependence, and where it cannot be said which they are.
+    """The report of a fresh `auditor`, which ignores dependence, on those sequences that share no
+    noise with an earlier one; None without dependence, and where it cannot be said which they
+    are.
 
-    Asked where an alternative of `DEPENDENCE` rejects exactness. Bets on single rows are misled
-    there: what one row does by chance is repeated by all that share its noise. `completions` must
-    have been `audited`; `auditor` is a fresh one that ignores dependence, and lengths, because a
-    stop may have cut the last sequence.
+    Bets on single rows are misled there: what one row does by chance is repeated by all that share
+    its noise.
     """
     if report.violations or not report.rejected or not set(DEPENDENCE) & set(found_kinds(report)):
         return None

@@ -1,8 +1,6 @@
 """Log-probabilities that an engine gives for its tokens, compared with teacher forcing.
 
-They are no part of the verdict: an engine may sample rightly and report wrongly. What they fit is
-said: the settings claimed, the model's own distribution before temperature and filters, the place
-before or after, nothing but zeros, or none of these.
+They are no part of the verdict: an engine may sample rightly and report wrongly.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ def logprob_findings(
     models: Models, completions: Sequence[Completion], numerics: Numerics | None
 ) -> tuple[list[str], list[str]]:
     """A check where log-probabilities fit something else than the settings claimed, and a note
-    where they fit those; nothing where no completion has any."""
+    where they fit those; nothing where there are none."""
     given = [one for one in completions if one.logprobs is not None and one.tokens]
     if not given:
         return [], []
@@ -57,7 +55,6 @@ def logprob_findings(
 
 
 def _of_tokens(models: Models, completions: Sequence[Completion]) -> list[Array]:
-    """The logarithm of the probability of each token."""
     found: list[Array] = []
     for row in teacher_forced_rows(models, completions):
         tokens = torch.as_tensor(row.tokens, device=row.p.device)

@@ -1,26 +1,18 @@
-"""How far an engine's distributions may be from the target's because of rounding alone, and what
-that explains.
+"""How far an engine's distributions may be from the target's by rounding alone, and what that
+explains.
 
-A sampler runs its target over 1 or gamma + 1 tokens, perhaps in another dtype; the audit runs it
-over a whole sequence. Kernels then sum in different orders. This is not a fault of the sampling
-algorithm, so it is measured separately, by comparing the target with itself, or with a copy of
-itself in the engine's dtype.
+A sampler runs its target over a few tokens at a time, perhaps in another dtype; the audit runs it
+over a whole sequence, and kernels then sum in other orders. That is no fault of the sampler, so it
+is measured by comparing the target with itself, or with a copy in the engine's dtype.
 
-At temperature 0 and with top-k or top-p a sampler with other rounding errors emits tokens of
-probability zero now and then: at near ties, where the smallest error decides. `ImpossibleTokens`
-sorts them by what explains the size of each.
-
-Whether that explains their number too is a bet (`impossible_rate`). Rounding errors decide near
-ties, and those are rare. So the engine's logits are taken to be the target's plus normal noise,
-larger than measured, and `DRAWS` imagined engines with such noise emit a token at each position. If
-the engine is one of their kind, its token is as likely to be impossible as each of theirs: where k
-of the DRAWS + 1 tokens are, the engine's is with probability k / (DRAWS + 1). So odds^[it is]
-divided by its mean given k has expectation 1, and the product over tokens is an e-value
-(`specnb_audit.evidence`). A prefix counts once: there the engine errs alike again.
-
-Noise has no direction, and does not know the draft. So with a draft the same bet is made a second
-time, on "impossible, and the draft's most probable token", as a rule that accepts too much emits
-it; the e-value is the mean of the two.
+At temperature 0, and with top-k or top-p, near ties then produce tokens of probability zero.
+`ImpossibleTokens` sorts them by what explains the size of each, and `impossible_rate` bets on their
+number: the engine's logits are taken to be the target's plus normal noise, larger than measured,
+and `DRAWS` imagined engines with such noise emit a token at each position. If the engine is one of
+their kind and k of the DRAWS + 1 tokens are impossible, the engine's is with probability k / (DRAWS
++ 1); so odds^[it is], divided by its mean given k, has expectation 1. A prefix counts once. With a
+draft the bet is made again on "impossible, and the draft's most probable token", as a rule that
+accepts too much emits it.
 """
 
 from __future__ import annotations
@@ -69,11 +61,9 @@ class Numerics(NamedTuple):
     """Differences between two ways to compute the target's distributions, at `positions` positions.
 
     logit    largest difference of a logit
-    tv       largest total variation between the two distributions
-    tv_mean  mean total variation
-    nats     mean Kullback-Leibler divergence of the engine's distributions from the audit's: the
-             most evidence per token, on average, that any bet can gain from the difference
-    spread   root mean square of the differences of the logits, at the position where it is largest
+    tv       largest total variation, and `tv_mean` the mean one
+    nats     mean Kullback-Leibler divergence of the engine's distributions from the audit's
+    spread   root mean square of the differences of the logits, where it is largest
     source   what was compared
     """
 
@@ -97,37 +87,33 @@ class Numerics(NamedTuple):
     def logit_gap(self) -> float:
         """How far below the tokens kept the logit of a token may be that the engine keeps.
 
-        Two logits err, hence the 2. The largest error over a long audit is beyond the largest at a
-        few positions: for normal errors with the measured `spread`, and kernels that err twice as
-        much, the difference of two logits exceeds this bound anywhere in a million tokens with
+        Two logits err, hence the 2. For normal errors with the measured `spread`, doubled by other
+        kernels, a difference of two logits exceeds the bound anywhere in a million tokens with
         probability 1e-6.
         """
         return max(2 * self.logit, OTHER_KERNELS * math.sqrt(2) * LARGEST * self.spread)
 
     @property
     def mass_gap(self) -> float:
-        """How much more than top-p the tokens may have that are likelier than a token that the
-        engine keeps."""
+        """How much more than top-p the tokens likelier than a kept one may have."""
         return 2 * self.tv * (OTHER_KERNELS if self.spread else 1)
 
     @property
     def noise(self) -> float:
-        """The standard deviation of a logit's error for which the number of impossible tokens is
-        explained."""
+        """The standard deviation of a logit's error up to which their number is explained."""
         return OTHER_KERNELS * self.spread
 
     def explains(self, logit: float, mass: float) -> bool:
-        """Whether a token so far from those kept may be kept by the engine; False for NaN."""
+        """Whether the engine may keep a token so far from those kept; False for NaN."""
         return logit <= self.logit_gap and mass <= self.mass_gap
 
 
 def given_numerics(logit_gap: float, sampling: Sampling) -> Numerics:
-    """The numerics of an engine each of whose logits errs by at most `logit_gap` / 2.
+    """The numerics of an engine whose logits each err by at most `logit_gap` / 2.
 
-    Then the logarithm of the ratio of the distributions at temperature T varies by at most
-    logit_gap / T, so their total variation is at most tanh(logit_gap / (4 T)), and their Renyi
-    divergence of order a at most a (logit_gap / T)^2 / 8 (Hoeffding's lemma), which is what
-    `crossing` needs.
+    The log ratio of the distributions at temperature T then varies by at most logit_gap / T: their
+    total variation is at most tanh(logit_gap / (4 T)), and their Renyi divergence of order a at
+    most a (logit_gap / T)^2 / 8 (Hoeffding's lemma), as `crossing` needs.
     """
     scaled = logit_gap / sampling.temperature if sampling.temperature else 0.0
     tv = math.tanh(scaled / 4)
@@ -143,11 +129,11 @@ def measure_numerics(
     positions: int = 16,
     engine_dtype: torch.dtype | None = None,
 ) -> Numerics:
-    """The differences at the first positions of up to four of `completions`.
+    """The differences at about `positions` first positions of up to four of `completions`, one of
+    which must have tokens.
 
-    About `positions` positions in all; 0 < `positions`, and at least one completion must have
-    tokens. `engine_dtype` is that of the passes over one token (default: the model's own); another
-    one needs a copy of the model.
+    `engine_dtype` is that of the passes over one token; another than the model's needs a copy of
+    it.
     """
     chosen = [completion for completion in completions if completion.tokens][:SEQUENCES]
     each = -(-positions // len(chosen))
@@ -180,7 +166,6 @@ def measure_numerics(
 
 
 def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy of `model` that computes as if it had been loaded in `dtype`."""
     copied: Any = copy.deepcopy(model)
     converted: PreTrainedModel = copied.to(dtype)
     for module, original in zip(converted.modules(), model.modules(), strict=True):
@@ -191,8 +176,7 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:
-    """Logits `(n, vocab)` of `model` from one pass over the sequence, and of `engine` from one pass
-    per token."""
+    """Logits `(n, vocab)` of `model` from one pass, and of `engine` from a pass per token."""
     ((_, _, many),) = batch_logits(model, [completion])
     name = cache_argument(engine)
     output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
@@ -208,18 +192,17 @@ def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: C
 
 
 def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int = 0) -> int | None:
-    """The number of tokens at which the e-value first passes 1/delta by more than the numerics
-    explain, or None.
+    """The number of tokens at which the e-value first passes 1/delta by more than rounding
+    explains.
 
-    `log_e` `(n,)` are natural logarithms of the e-value, `before` tokens preceded them, and the
-    engine differs from the target by `nats` per token.
+    `log_e` `(n,)` are its natural logarithms after `before` earlier tokens; the engine differs from
+    the target by `nats` per token.
 
-    If each token is sampled from r instead of p, Hoelder's inequality bounds the mean of the factor
-    e^a, a < 1, of a token by E_p[(r/p)^(1/(1-a))]^(1-a), which is at most exp(a nats / (1-a)) where
-    the Renyi divergences of r from p are at most their order times `nats` (so for `given_numerics`;
-    for measured ones, up to terms of third order in log r/p). So e^a exp(-n a nats / (1-a)) is a
-    nonnegative supermartingale that starts at 1, and so is its mean over several a: such an engine
-    is rejected, at any time, with probability at most delta.
+    If tokens are sampled from r instead of p, Hoelder's inequality bounds the mean of a token's
+    factor to the power a < 1 by E_p[(r/p)^(1/(1-a))]^(1-a), at most exp(a nats / (1-a)) where Renyi
+    divergences grow no faster than their order (exact for `given_numerics`, to second order for
+    measured ones). So e^a exp(-n a nats / (1-a)), and its mean over several a, are supermartingales
+    that start at 1: such an engine is rejected with probability at most delta.
     """
     n = before + np.arange(1, len(log_e) + 1)
     explained = log_e
@@ -234,9 +217,7 @@ class Impossible(NamedTuple):
     """A token of probability zero.
 
     sequence, position  where it is, both counted from 0
-    token               its id
-    logit               how far its logit is below the smallest one that argmax or top-k keeps; NaN
-                        without logits
+    logit               how far its logit is below the smallest one kept; NaN without logits
     mass                the probability of likelier tokens in excess of top-p; NaN without logits
     """
 
@@ -254,12 +235,11 @@ class Impossible(NamedTuple):
 
 
 class ImpossibleTokens:
-    """The impossible tokens of an audit, in three classes:
+    """The impossible tokens of an audit, in three classes.
 
     violations  no numerics considered explain them
     borderline  the engine's `numerics` explain them
-    undeclared  those of bfloat16 would (`undeclared`, measured at the first token that needs it),
-                and nobody said which dtype the engine computes in
+    undeclared  those of bfloat16 would, and nobody said which dtype the engine computes in
     """
 
     def __init__(self, numerics: Numerics | None, undeclared: Callable[[], Numerics] | None) -> None:
@@ -280,11 +260,10 @@ class ImpossibleTokens:
 
     @cached_property
     def undeclared(self) -> Numerics | None:
-        """The numerics of bfloat16, or None where the engine's dtype is known."""
+        """The numerics of bfloat16; None where the engine's dtype is known."""
         return None if self._measure is None else self._measure()
 
     def add(self, one: Impossible) -> str:
-        """The class of `one`, which is recorded in it."""
         self.gaps.append((one.logit, one.mass))
         self.places.append((one.sequence, one.position))
         if self.numerics is not None and self.numerics.explains(one.logit, one.mass):
@@ -299,14 +278,11 @@ class ImpossibleTokens:
 
     @property
     def noise(self) -> float:
-        """The noise of the numerics that explain all tokens; 0 where there is none to explain, or
-        none was measured."""
+        """The noise of the numerics that explain all tokens; 0 if there are none."""
         largest = self.undeclared if self.counts["undeclared"] else self.numerics if self.counts["borderline"] else None
         return 0.0 if largest is None or self.counts["violations"] else largest.noise
 
     def move(self, name: str, *others: str) -> None:
-        """Moves the tokens of the classes `others` to the class `name`: it is known now what
-        explains them."""
         for other in others:
             self.listed[name] = [*self.listed[name], *self.listed[other]][:LISTED]
             self.counts[name] += self.counts[other]
@@ -329,14 +305,12 @@ class ImpossibleTokens:
 
 
 class Rate(NamedTuple):
-    """The impossible tokens among the first `tokens`, or those of them that are the draft's, if
-    that has more evidence.
+    """The impossible tokens among the first `tokens`, or (`drafted`) those of them that are the
+    draft's.
 
-    impossible   how many there are
     expected     how many the imagined engines emit, on average
     log10_e      decimal logarithm of the largest e-value
     found_after  number of tokens after which it passed 1/delta, or None
-    drafted      whether those that are the draft's are counted
     """
 
     tokens: int
@@ -404,8 +378,8 @@ def _impossible(
     noise: float,
     random: np.random.Generator,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Whether each of `tokens` `(n,)` is impossible under `logits` `(n, vocab)`, and for how many
-    imagined engines; `(n, 1)`, or with a draft's logits `(n, 2)`: and the draft's most probable."""
+    """Whether each of `tokens` `(n,)` is impossible, and for how many imagined engines: `(n, 1)`,
+    or with a draft `(n, 2)`, where the second counts the draft's most probable tokens."""
     zero = claimed_probs(logits, sampling) == 0
     emitted = torch.tensor(tokens, device=zero.device)
     own = [zero.gather(-1, emitted[:, None])[:, 0]]

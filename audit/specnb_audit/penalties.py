@@ -1,10 +1,9 @@
 """Penalties for repetition and a logit bias, on the target's logits before temperature and filters.
 
-In the order and by the definitions of vLLM, which has all four: the bias is added; the repetition
-penalty then divides positive logits and multiplies the others, of tokens in the prompt or the
-output; frequency and presence penalties are subtracted for tokens of the output only, the first
-once for each time. In transformers `repetition_penalty` is the same, and a `sequence_bias` of
-single tokens is a logit bias.
+As in vLLM: the bias is added; the repetition penalty divides positive logits and multiplies the
+others, of tokens in prompt or output; frequency and presence penalties are subtracted for tokens of
+the output, the first once for each time. In transformers `repetition_penalty` is the same, and a
+`sequence_bias` of single tokens is a logit bias.
 """
 
 from __future__ import annotations
@@ -24,13 +23,17 @@ LARGEST_BIAS = 100
 class Penalties:
     """Penalties and a logit bias, by the names of vLLM; the defaults change nothing.
 
-    repetition_penalty  above 0 and finite; above 1 discourages tokens of the prompt and the output
-    presence_penalty    from -2 to 2; above 0 discourages tokens of the output
-    frequency_penalty   from -2 to 2; above 0 discourages them by how often they occur
-    logit_bias          from a token to what is added to its logit, from -100 to 100
+    Parameters
+    ----------
+    repetition_penalty : float
+        Above 1 discourages tokens of the prompt and the output.
+    presence_penalty, frequency_penalty : float
+        From -2 to 2; above 0 discourage tokens of the output, the second by how often they occur.
+    logit_bias : mapping
+        From a token to what is added to its logit, from -100 to 100.
 
-    Raises `ValueError` for anything else.
-
+    Examples
+    --------
     >>> Penalties(logit_bias={5: -1})
     Penalties(repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0, logit_bias=((5, -1.0),))
     """
@@ -52,7 +55,7 @@ class Penalties:
 
 
 def _pairs(bias: Any) -> tuple[tuple[int, float], ...]:
-    """The entries of a bias, by token. JSON has the tokens as words."""
+    """The entries of a bias, by token; JSON has the tokens as words."""
     given = dict(bias or ())
     for token, value in given.items():
         if not str(token).isdecimal():
@@ -73,8 +76,7 @@ NO_PENALTIES = Penalties()
 def penalised(
     logits: Tensor, penalties: Penalties, prompt: Sequence[int], tokens: Sequence[int], start: int = 0
 ) -> Tensor:
-    """`logits` `(n, vocab)` of the `tokens` from `start` on, behind `prompt`, with `penalties`; in
-    float32 or better.
+    """`logits` `(n, vocab)` of the `tokens` from `start` on with `penalties`; in float32 or better.
 
     >>> penalised(torch.zeros(2, 2), Penalties(presence_penalty=0.5), prompt=[1], tokens=[0, 1])
     tensor([[ 0.0000,  0.0000],
@@ -94,8 +96,7 @@ def penalised(
 
 
 def _counts(tokens: Sequence[int], start: int, logits: Tensor) -> Tensor:
-    """How often each token occurs before each of the `tokens` from `start` on, `(n, vocab)` like
-    their `logits`."""
+    """How often each token occurs before each of the `tokens` from `start` on, `(n, vocab)`."""
     n, vocab = logits.shape
     given = torch.tensor(tokens[: start + n - 1], dtype=torch.long, device=logits.device)
     counts = torch.zeros_like(logits)
@@ -105,10 +106,8 @@ def _counts(tokens: Sequence[int], start: int, logits: Tensor) -> Tensor:
 
 
 def require_penalties(penalties: Penalties, vocab: int, has_logits: bool) -> None:
-    """Raises `ValueError` for penalties that the target of an audit cannot be given.
-
-    `has_logits`: it is a model, and not a function that returns probabilities.
-    """
+    """Raises `ValueError` for penalties that the target cannot be given; `has_logits`: it is a
+    model."""
     outside = [token for token in dict(penalties.logit_bias) if token >= vocab]
     if outside:
         raise ValueError(f"logit_bias names the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}")

@@ -1,8 +1,8 @@
-"""Arithmetic and bandwidth of devices, by the names that people and nvidia-smi use, and the ridge of
-a roofline.
+"""Arithmetic and bandwidth of devices, by the names that people and nvidia-smi use, and the ridge
+of a roofline.
 
-Dense 16-bit teraflop/s and memory bandwidth in GB/s are those of the data sheets; of Apple's chips
-from the M3 on the arithmetic follows from cores and clock.
+Dense 16-bit teraflop/s and GB/s are those of the data sheets; of Apple's chips from the M3 on the
+arithmetic follows from cores and clock.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def known_gpu(name: str) -> str:
     Raises
     ------
     ValueError
-        If there is none; the message has those that are like it. Several devices ("8xH100") are
-        none: give one, v(n) of all together is its.
+        If there is none, with those that are like it. Several devices ("8xH100") are none: v(n) of
+        all together is that of one.
 
     Examples
     --------
@@ -78,17 +78,18 @@ def _words(name: str) -> set[str]:
 
 
 def device_class(name: str) -> str:
-    """The key of `SLOWEST` for a name in `GPUS`: "datacentre" for "H100"."""
+    """The key of `SLOWEST` for a name in `GPUS`."""
     workstation = name.startswith(("RTX", "RX", "A5000", "A6000", "GB10"))
     return "Apple" if name.startswith("Apple") else "workstation" if workstation else "datacentre"
 
 
 def ridge_of(gpu: str | Pair | None, width: float, active: float) -> tuple[Range, str]:
-    """The number of tokens for which arithmetic takes as long as reading the weights, and its source.
+    """The number of tokens for which arithmetic takes as long as reading the weights, and its
+    source.
 
-    `high` is the data sheet's, `low` that of the slowest published speed of the class of device. The
-    value is the data sheet's; for Apple's chips, mixtures of experts and weights below 8 bits, which
-    are unpacked first, it is the geometric mean of both ends.
+    `high` is the data sheet's, `low` that of the slowest published speed of the class of device.
+    The value is the data sheet's; for Apple's chips, mixtures of experts and weights below 8 bits
+    it is the geometric mean of both.
 
     >>> ridge_of("H100", 2, 1)[0].value
     295.2...

@@ -30,7 +30,6 @@ class Range:
 
 
 def exactly(value: float) -> Range:
-    """The range of a value that is known."""
     return Range(value, value, value)
 
 

@@ -2,8 +2,8 @@
 
     speed-up = tokens per step / (drafting + verification + overhead)
 
-All times are in plain steps, the time of a step of plain decoding of the same batch. Nothing is
-measured here. What is not given becomes a range, and a line in `missing`.
+All times are in plain steps, the time of a step of plain decoding of the same batch. What is not
+given becomes a range, and a line in `missing`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Prediction:
     parts : dict of str to Range
         The time of a step by part, in plain steps.
     missing : tuple of str
-        The inputs that were not given, and what was assumed in their place.
+        What was assumed in place of inputs that were not given.
     """
 
     tokens: Range
@@ -51,14 +51,13 @@ class Prediction:
 
     @property
     def speedup(self) -> Range:
-        """Over plain decoding of the same batch."""
         value, low, high = (sum(getattr(part, end) for part in self.parts.values()) for end in ("value", "low", "high"))
         return Range(self.tokens.value / value, self.tokens.low / high, self.tokens.high / low)
 
     @property
     def gains(self) -> dict[str, float]:
-        """How many times as fast decoding would be if a part cost nothing, a target forward pass no
-        more than over one token."""
+        """How many times as fast decoding would be if a part cost nothing, and a target forward
+        pass no more than over one token."""
         cost = sum(part.value for part in self.parts.values())
         least = {"verification": 1.0, "fixed cost": 1.0}
         return {name: cost / (cost - part.value + least.get(name, 0.0)) for name, part in self.parts.items()}
@@ -92,50 +91,48 @@ def predict(
         Mean tokens per step, the bonus token included: "mean acceptance length", "accept length".
         One acceptance has to be given; several must agree.
     per_position : sequence of float, optional
-        The fraction of steps in which draft token 1, 2, ... was accepted (not given the one before).
+        The fraction of steps in which draft token 1, 2, ... was accepted.
     acceptance_rate : float, optional
         Accepted over proposed draft tokens.
     acceptance_rate_with_bonus : float, optional
-        (accepted + 1) / (proposed + 1) of a step: SGLang's "accept rate" before April 2026, and the
-        "system efficiency" of vLLM V0.
+        (accepted + 1) / (proposed + 1): SGLang's "accept rate" before April 2026, and the "system
+        efficiency" of vLLM V0.
     alpha : float, optional
         The mean acceptance probability along sequences, put into Equation 1.
     cost_ratio : float, optional
-        c, a draft forward pass over a target forward pass, as measured; 0 for n-grams. It goes
-        before sizes.
+        c, a draft forward pass over a target forward pass, as measured; 0 for n-grams.
     params, layers : (float, float), optional
-        Of the target and the draft; `params` of a mixture of experts are those that one token uses.
-        c is their ratio to the power 0.82 or 0.75, at least the ratio and at most its square root.
+        Of target and draft, if c is not known: their ratio to the power 0.82 or 0.75. `params` of a
+        mixture of experts are those that one token uses.
     draft_passes : float, optional
-        Draft forward passes per step, where it is not `gamma`: 1 if one pass proposes all tokens.
+        Draft forward passes per step, if not `gamma`: 1 if one pass proposes all tokens.
     draft_bytes_per_param, bytes_per_param : float, optional
-        Bytes of a stored parameter: 2 for 16 bits, 1 for 8, about 0.6 for Q4_K_M. The draft's are the
-        target's where they are not given.
+        2 for 16 bits, 1 for 8, about 0.6 for Q4_K_M; the draft's default to the target's.
     verify_cost : float or callable, optional
-        v, a target forward pass over the n tokens of a row over one over a single token: a number, or
-        a function of n. It goes before `gpu`.
+        v, a target forward pass over the n tokens of a row over one over a single token: a number,
+        or a function of n.
     gpu : str or (float, float), optional
-        A name, also as nvidia-smi prints it, or dense 16-bit teraflop/s and GB/s: v(n) is
-        `specnb.theory.roofline`, between full overlap of reading and arithmetic and none.
+        If v is not known: a name, also as nvidia-smi prints it, or dense 16-bit teraflop/s and
+        GB/s. v(n) is `specnb.theory.roofline`, between full overlap of reading and arithmetic and
+        none.
     verified : float, optional
-        Draft tokens in one verification, where it is not `gamma`: the nodes of a tree. (SGLang counts
-        one more.)
+        Draft tokens in one verification, if not `gamma`: the nodes of a tree. (SGLang counts one
+        more.)
     batch : float
         Rows that are decoded together.
     active : float
-        The fraction of the target's parameters that one token uses: 0.1 for a mixture of experts
-        "30B-A3B".
+        The fraction of the target's parameters that one token uses: 0.1 for "30B-A3B".
     cache_ratio : float
         Bytes of one row's key-value cache over bytes of the target's weights.
     overhead_ms : float, optional
-        Milliseconds that speculation adds to a step outside the forward passes: sampling,
-        acceptance, cache, scheduler, a graph that is no longer captured. It needs `plain`.
+        Milliseconds of a step outside the forward passes: sampling, cache, scheduler. Needs
+        `plain`.
     plain : float, optional
-        Tokens per second of a row in plain decoding. It says how many plain steps a millisecond is:
-        the faster plain decoding is, the more an overhead costs.
+        Tokens per second of a row in plain decoding: the faster that is, the more an overhead
+        costs.
     step_cost : (float or Range, float or Range), optional
-        a and b of a step that takes a + b gamma plain steps, such as `fit_steps` returns, in place of
-        everything about drafting, verification and overhead.
+        a and b of a step that takes a + b gamma plain steps, as `fit_steps` returns them, in place
+        of everything about drafting, verification and overhead.
 
     Returns
     -------
@@ -174,7 +171,7 @@ def predict(
 
 
 def emitted(given: Mapping[str, Any]) -> tuple[float | None, Range, list[str]]:
-    """gamma, if the arguments of `predict` say or imply it, tokens per step, and what was assumed."""
+    """gamma, if the arguments of `predict` imply it, tokens per step, and what was assumed."""
     accepted = {name: given[name] for name in ACCEPTANCE if given.get(name) is not None}
     if not accepted:
         raise ValueError(f"an acceptance is missing; give one of {', '.join(ACCEPTANCE)}")
@@ -211,7 +208,6 @@ def _implied_gamma(accepted: Mapping[str, Any]) -> float | None:
 
 
 def _tokens(name: str, value: Any, gamma: float | None) -> Range:
-    """Tokens per step, as one kind of acceptance says."""
     if name == "tokens_per_step":
         return exactly(in_range(name, value, 1, 1e6 if gamma is None else gamma + 1))
     if gamma is None:
@@ -235,7 +231,7 @@ def _tokens(name: str, value: Any, gamma: float | None) -> Range:
 
 def known_parts(gamma: float | None, given: Mapping[str, Any]) -> dict[str, tuple[Range, str]]:
     """The time of a step by part, as far as the arguments of `predict` say, each with what it was
-    taken from ("" for a part that was given itself)."""
+    taken from."""
     if given.get("step_cost") is not None:
         also = [name for name in COSTS if given[name] is not None]
         if also:
@@ -261,8 +257,7 @@ def known_parts(gamma: float | None, given: Mapping[str, Any]) -> dict[str, tupl
 
 
 def _assumed(gamma: float, given: Mapping[str, Any]) -> dict[str, tuple[Range, str]]:
-    """Every part of a step of which nothing is known; `known_parts` replaces those of which
-    something is."""
+    """Every part of a step of which nothing is known; `known_parts` replaces the others."""
     if given["step_cost"] is not None:
         return {}
     passes, nodes = _counts(gamma, given)
@@ -284,7 +279,6 @@ def _counts(gamma: float | None, given: Mapping[str, Any]) -> tuple[float | None
 
 
 def _steps(milliseconds: Range, given: Mapping[str, Any]) -> Range:
-    """Milliseconds in plain steps."""
     plain = PLAIN if given["plain"] is None else in_range("plain", given["plain"], 1e-6, 1e6)
     return plain / 1000 * milliseconds
 
@@ -305,10 +299,10 @@ def _cost_ratio(given: Mapping[str, Any]) -> tuple[Range, str] | None:
 def verification(n: float, given: Mapping[str, Any]) -> tuple[Range, str]:
     """v(n) from a roofline, and its source.
 
-    The ends are with full overlap of reading and arithmetic and with none, at the ridges of the data
-    sheet and of the slowest published speed; the value is in the middle. Experts that tokens choose
-    independently are more weights to read than for one token, unless the batch reads all; those of
-    one row may choose alike. The value is the geometric mean.
+    The ends are with full overlap and with none, at the ridges of the data sheet and of the slowest
+    published speed. Experts that tokens choose independently are more weights to read than for one
+    token, unless the batch reads all; those of one row may choose alike. The value is the geometric
+    mean.
     """
     limits = {"bytes_per_param": (0.1, 16), "active": (1e-4, 1), "batch": (1, 1e9), "cache_ratio": (0, 1e9)}
     width, active, batch, cache = (in_range(name, given[name], *ends) for name, ends in limits.items())

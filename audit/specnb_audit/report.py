@@ -40,45 +40,42 @@ NOT_COVERED = (
 
 @dataclass(frozen=True)
 class Report:
-    """The outcome of an audit of `tokens` tokens in `sequences` sequences at the false-alarm rate
-    `delta`.
+    """The outcome of an audit at the false-alarm rate `delta`; `str` says it in words.
 
-    found_after             number of tokens after which exactness was rejected, or None
-    numerics_only           whether tokens deviate, but by no more than numerics explain: the
-                            e-value passed 1/delta by no more than that, or some tokens are
-                            `undeclared`
-    running                 (tokens,) decimal logarithm of the e-value after each token
-    running_by_alternative  the same for each alternative of
-                            `specnb_audit.alternatives.ALTERNATIVES`
-    tv                      lower-bound estimate of the total variation per token; see
-                            `specnb_audit.evidence`
-    violations              number of violations by name; see `VIOLATIONS`
-    impossible              the tokens of probability zero (the first 100)
-    borderline              those whose probability may be zero because of the engine's numerics
-                            alone
-    undeclared              those that the numerics of bfloat16 would explain, where the engine's
-                            dtype is unknown; or of which a control has as many
-    impossible_summary      how many tokens are impossible, of any of the three classes, and by how
-                            much
-    rate                    the bet on their number, where numerics explain the size of each
-    certain                 whether every token had probability 1, as at temperature 0
-    breakdown               evidence of the leading alternative by position, token, ...: lists of
-                            (group, tokens, decimal log e-value)
-    detectable              kind -> total variation per token from which on a deviation of that kind
-                            alone would have been detected with power 0.9, if every token had
-                            deviated alike: with the distribution (1 - e) p + e r, r that of the
-                            kind and e the same at every token; NaN: not even r itself
-    numerics                how far the target's distributions depend on the way they are computed
-    control                 the comparison with the same engine without speculation
-                            (`specnb_audit.control`)
-    rows_alone              where rows share noise, the report on those rows that share none with an
-                            earlier one
-    interrupted             whether Ctrl-C stopped the audit before the last token
-    cause                   what explains the rejection, where that is known better than by the kind
-                            of deviation
-    checks                  what is wrong with the sequences themselves, before any statistics
-    left_out                number of sequences that were left out of the audit
-    required                kind -> total variation per token from which on it had to be found
+    Attributes
+    ----------
+    found_after : int or None
+        Number of tokens after which exactness was rejected.
+    numerics_only : bool
+        Whether tokens deviate, but by no more than rounding explains.
+    running, running_by_alternative
+        Decimal logarithm of the e-value after each token, and of that of each alternative.
+    tv : Estimate
+        A lower bound on the total variation per token, estimated (`specnb_audit.evidence`).
+    violations : dict
+        Number of violations by name, as in `VIOLATIONS`.
+    impossible, borderline, undeclared : list
+        The first tokens of probability zero, by what explains them (`numerics.ImpossibleTokens`),
+        with `impossible_summary` of all; `rate` is the bet on their number.
+    certain : bool
+        Whether every token had probability 1, as at temperature 0.
+    breakdown : dict
+        Evidence of the leading alternative by position, token, ...: (group, tokens, decimal log
+        e-value).
+    detectable : dict
+        The total variation per token from which on a deviation of each kind would have been found
+        with power 0.9, had it been mixed into every token alike; NaN: none would.
+    control, rows_alone
+        The comparison with the engine without speculation; where rows share noise, the report on
+        those that share none with an earlier one.
+    cause : str
+        What explains the rejection, where that is known better than by the kind of deviation.
+    checks, notes : list of str
+        What is wrong with the sequences themselves, and what else is to be said.
+    left_out : int
+        Number of sequences that were left out.
+    required : dict
+        The total variation per token from which on a kind had to be found.
     """
 
     delta: float
@@ -110,15 +107,13 @@ class Report:
 
     @property
     def rejected(self) -> bool:
-        """Whether exactness is rejected at the false-alarm rate `delta`."""
         return self.found_after is not None
 
     @property
     def verdict(self) -> str:
         """`rejected`, `dependent`, `numerics` or `not rejected`.
 
-        `dependent` is a rejection too: rows share noise, and those that share none with an earlier
-        one do not deviate.
+        `dependent` is a rejection, too: rows share noise, and those that share none do not deviate.
         """
         if self.rejected and self.rows_alone is not None and not self.rows_alone.rejected:
             return "dependent"
@@ -126,7 +121,7 @@ class Report:
 
     @property
     def undecided(self) -> str:
-        """Why the outcome is neither a rejection nor a pass; empty where it is one of the two."""
+        """Why the outcome is neither a rejection nor a pass; empty if it is one of them."""
         if self.rejected:
             return ""
         if self.numerics_only and self.rate and self.rate.log10_e >= SUSPICIOUS:
@@ -162,15 +157,13 @@ class Report:
 
     @property
     def by_alternative(self) -> dict[str, float]:
-        """Decimal logarithm of each alternative's e-value at the end, the largest first (but see
-        `GENERAL`)."""
+        """Decimal logarithm of each alternative's e-value, the largest first (but see `GENERAL`)."""
         last = {name: float(values[-1]) for name, values in self.running_by_alternative.items()}
         return dict(sorted(last.items(), key=lambda item: -item[1] / GENERAL.get(item[0], 1.0)))
 
     @property
     def diagnosis(self) -> str | None:
-        """What the deviation looks like: a violation, or the alternative with the largest e-value;
-        None without one."""
+        """A violation, or the alternative with the largest e-value; None without a deviation."""
         if not self.rejected and not self.numerics_only:
             return None
         return next(iter(self.violations)) if self.violations else next(iter(self.by_alternative))
@@ -179,14 +172,13 @@ class Report:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """The report in words, the cause first. Sequences and positions are counted from 0."""
+        """The report in words, the cause first; sequences and positions are counted from 0."""
         checks = [f"check: {check}" for check in self.checks]
         notes = [f"note: {note}" for note in self.notes]
         return [self.headline, *checks, *self._outcome_lines(), *self._detectable_lines(), *notes]
 
     @property
     def headline(self) -> str:
-        """The outcome in one sentence."""
         if self.verdict == "dependent":
             return (
                 f"DEPENDENT after {self._found_after}: rows share noise, as equal seeds give it; those that share none "
@@ -233,7 +225,6 @@ class Report:
         return lines if self.numerics is None else [*lines, f"numerics: {self.numerics}"]
 
     def _detectable_lines(self) -> list[str]:
-        """What the outcome "no deviation was found" rules out, kind by kind."""
         if not self.detectable:
             return []
         if self.certain:
@@ -252,19 +243,15 @@ class Report:
 
     @property
     def _kinds(self) -> dict[str, float]:
-        """The figures of `detectable` that say whether there were enough tokens: at temperature 0
-        that of others."""
+        """The figures of `detectable` that say whether there were enough tokens."""
         return {name: value for name, value in self.detectable.items() if name == "impossible" or not self.certain}
 
     @property
     def _found(self) -> list[float]:
-        """The figures of `detectable` for the kinds that would have been found at all."""
         return [value for value in self.detectable.values() if not math.isnan(value)]
 
     @property
     def _explained(self) -> list[str]:
-        """The kinds that the diagnosis explains: the violations, and the three alternatives with
-        the most evidence."""
         threshold = -math.log10(self.delta) / 2
         return [*self.violations, *[name for name, value in self.by_alternative.items() if value > threshold][:3]]
 
@@ -287,11 +274,9 @@ class Report:
 
     @property
     def _like_control(self) -> bool:
-        """Whether the control has as many impossible tokens, and as large ones."""
         return self.control is not None and self.control.alike and bool(self.control.control.impossible_summary)
 
     def _numerics_lines(self) -> list[str]:
-        """What the outcome `numerics` rests on, its own error rate, and what to do."""
         if not self.undeclared:
             return [
                 f"  an engine whose numerics are of the measured size is called rejected with probability at most "
@@ -330,8 +315,7 @@ class Report:
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The report without the arrays per token, in JSON types; infinities and NaN are
-        strings."""
+        """The report in JSON types, without the arrays per token; infinities and NaN are strings."""
         names = (
             "headline", "checks", "verdict", "rejected", "undecided", "diagnosis", "delta", "tokens", "sequences",
             "left_out", "found_after", "interrupted", "log10_e", "log10_e_peak",
@@ -360,15 +344,12 @@ class Report:
 class ControlComparison(NamedTuple):
     """What an audit and its control have in common.
 
-    control      the report on the control
     shared       kinds of deviation found in both: the engine's own
-    only_here    kinds found only with speculation, where the control is long enough and shows no
-                 sign of them
-    p_value      of the impossible tokens, if those with and without speculation are alike: how
-                 likely at least so many more of them, or so many larger ones, would be
-    delta        error rate at which they are said to differ
+    only_here    kinds found with speculation only, where the control is long enough
+    undecided    kinds found with speculation only that the control cannot attribute
+    p_value      how likely so many more, or larger, impossible tokens would be if both were alike
+    delta        level at which they are said to differ
     alike        whether the impossible tokens are about as many and as large as the control's
-    undecided    kinds found with speculation alone that the control cannot attribute
     """
 
     control: Report
@@ -381,14 +362,12 @@ class ControlComparison(NamedTuple):
 
     @property
     def source(self) -> str | None:
-        """Whose the deviations are: `engine`, `speculation`, `both`, or None without any that can
-        be attributed."""
+        """Whose the deviations are: `engine`, `speculation`, `both`, or None."""
         return {(True, True): "both", (True, False): "engine", (False, True): "speculation"}.get(
             (bool(self.shared), bool(self.only_here))
         )
 
     def lines(self) -> list[str]:
-        """The comparison in words."""
         control = self.control
         seen = f"; {control.impossible_summary}" if control.impossible_summary else ""
         tokens = counted(control.tokens, "token")
@@ -406,7 +385,6 @@ class ControlComparison(NamedTuple):
         return lines
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison in JSON types."""
         names = ("source", "shared", "only_here", "undecided", "p_value")
         return {name: getattr(self, name) for name in names} | {"report": self.control.to_dict()}
 
@@ -422,7 +400,6 @@ class ControlComparison(NamedTuple):
 
 
 def counted(n: int, noun: str) -> str:
-    """A number and its noun."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 

@@ -1,5 +1,4 @@
-"""Runs an audit over sequences as they arrive, shows its progress, and asks afterwards what may
-explain a finding."""
+"""Runs an audit over sequences as they arrive, and asks afterwards what may explain a finding."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ rejection or None."""
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of an audit; as those of `specnb_audit.audit`, and `ignore` as in
-    `specnb_audit.engine.Aim`."""
+    """The settings of an audit, as those of `specnb_audit.audit`."""
 
     delta: float = 1e-6
     seed: int = 0
@@ -66,7 +64,6 @@ class Settings:
         undeclared: Callable[[], Numerics] | None = None,
         more: Sequence[str] = (),
     ) -> Auditor:
-        """A new auditor with these settings that also ignores the kinds `more`."""
         ignored = (*self.ignore, *more)
         return Auditor(self.delta, self.seed, self.eos, self.max_new_tokens, numerics, undeclared, ignored)
 
@@ -79,16 +76,23 @@ def audit_distributions(
     progress: Progress = True,
     expected: int | None = None,
 ) -> Report:
-    """The report on `rows`, whose distributions exist already; they may come one at a time from a
-    generator.
+    """The report on `rows`, whose distributions exist already.
 
-    auditor   holds the settings of the test; default `Auditor()`
-    stop      whether to stop as soon as exactness is rejected
-    expected  number of tokens, for the progress bar, which shows the e-value
+    Ctrl-C stops it with the report on the tokens so far.
 
-    Ctrl-C stops it too, with the report on the tokens so far, if there are any. Raises what
-    `Auditor.add` raises.
+    Parameters
+    ----------
+    rows : iterable of Row
+        May come one at a time.
+    auditor : Auditor, optional
+        Holds the settings of the test.
+    stop : bool
+        Whether to stop as soon as exactness is rejected.
+    expected : int, optional
+        Number of tokens, for the progress bar.
 
+    Examples
+    --------
     >>> import torch
     >>> print(audit_distributions([Row([1] * 40, torch.full((40, 2), 0.5))], progress=False).verdict)
     rejected
@@ -134,8 +138,7 @@ def shown(progress: Progress, expected: int | None) -> Iterator[Show]:
 
 def require_models(models: Models, completions: Sequence[Completion], names: Sequence[str] | None = None) -> None:
     """Raises `ValueError` for a completion that a model gives no distributions for, and for
-    penalties that they cannot be given.
-    """
+    penalties that they cannot be given."""
     vocab, penalised = vocabulary(models.target, completions[0].prompt), (models.target, models.suspected)
     has_logits = all(source is None or isinstance(source, PreTrainedModel) for source in penalised)
     require_penalties(penalties_of(models.sampling), vocab, has_logits)
@@ -155,13 +158,8 @@ def audit_completions(
     engine: Engine = Engine(),
     expected: int | None = None,
 ) -> Report:
-    """The report on `completions`, which may arrive one at a time; None among them means that no
-    more are ready.
-
-    They must have been checked with `require_models`. `expected` is the number of tokens, for the
-    progress bar. Ctrl-C stops it with the report so far. Raises `ValueError` for a control without
-    tokens, and what `Auditor.add` raises.
-    """
+    """The report on `completions`, checked by `require_models`, which may arrive one at a time;
+    None among them means that no more are ready. Ctrl-C stops it with the report so far."""
     if engine.control and not any(one.tokens for one in engine.control):
         raise ValueError("the control has no tokens; give at least one sequence with a token in it, or no control")
     first, rest = _first(completions)
@@ -218,8 +216,8 @@ def _with_rate(
 
 
 def _first(completions: Iterable[Completion | None]) -> tuple[list[Completion | None], Iterator[Completion | None]]:
-    """The first completions, up to one with tokens and then as many as are ready; and the iterator
-    over the rest."""
+    """The first completions, up to one with tokens and as many as are ready; and the iterator over
+    the rest."""
     rest = iter(completions)
     first: list[Completion | None] = []
     for completion in rest:
@@ -239,12 +237,11 @@ def _with_control(
     settings: Settings,
     numerics: EngineNumerics,
 ) -> Report:
-    """The report on the `known` completions with the comparison with those of the control, whose
-    numerics explain impossible tokens too.
+    """The report with the comparison of the `known` completions with those of the control.
 
-    The same bets are made on the control, with those on a draft, so that no kind is missing there
-    for want of a test. Where noise explains the impossible tokens, the control decides: they are
-    the speculation's if they are more, or larger, than other kernels make of the control's.
+    The same bets are made on the control, so that no kind is missing there for want of a test.
+    Where noise explains the impossible tokens, the control decides: they are the speculation's if
+    they are more, or larger, than other kernels make of the control's.
     """
     control = settings.auditor(*numerics)
     plain = teacher_forced_rows(models, completions)
@@ -275,8 +272,6 @@ def _with_control(
 def _explained(
     report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]
 ) -> Report:
-    """The report with what is wrong with the sequences themselves, and what may explain a
-    finding."""
     checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
     if report.verdict in ("not rejected", "dependent") or report.cause:
         return replace(report, checks=checks)

@@ -1,7 +1,5 @@
-"""The sampling settings that an engine can claim, and those that the audit refuses, by name.
-
-Nothing else is imported here, so that the command's options are known before torch is.
-"""
+"""The sampling settings that an engine can claim, and those that are refused; without imports, so
+that the command's options are known before torch is."""
 
 from __future__ import annotations
 

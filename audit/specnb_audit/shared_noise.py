@@ -1,14 +1,11 @@
-"""Which sequences repeat each other's noise, whatever else deviates in them.
+"""Which sequences repeat each other's noise, whatever else deviates in them; asked after a
+rejection.
 
-Asked after a rejection only, so it changes no level. A sampler whose generator is made anew with
-one seed has the same noise again: for each token, or from call to call, which is so many lines
-apart as a call has sequences. What this noise has by chance all have, and a bias of tokens, a
-temperature or the order of p seems to be wrong.
-
-If two samples have the same uniform, or the same noises in a race (`torch.multinomial`, Gumbel), the
-earlier token says how likely each token is the second time (`specnb_audit.uniforms`). The product
-of these likelihood ratios, almost whole, is held against independence. It is large only where
-tokens repeat as often as one noise makes them, which no bias of tokens does.
+A sampler whose generator is made anew with one seed has the same noise again: for each token, or so
+many lines apart as a call has sequences. What this noise has by chance all have, and a bias of
+tokens or a temperature seems wrong. The earlier token of two samples with one uniform, or one race,
+says how likely each token is the second time (`specnb_audit.uniforms`); the product of these ratios
+is large only where tokens repeat as often as one noise makes them.
 """
 
 from __future__ import annotations
@@ -31,9 +28,8 @@ Array = NDArray[np.float64]
 
 
 def repeated_noise_lag(models: Models, completions: Sequence[Completion]) -> tuple[int, float]:
-    """How many lines apart sequences repeat their noise, 0 for within a sequence, from token to
-    token; and the decimal logarithm of the likelihood ratio, less that of the number of ways tried.
-    """
+    """How many lines apart sequences repeat their noise, 0 for from token to token; and the decimal
+    logarithm of the likelihood ratio, less that of the number of ways tried."""
     log = np.zeros((FARTHEST + 1, 2))
     earlier: list[_Seen] = []
     read = 0
@@ -54,9 +50,6 @@ def repeated_noise_lag(models: Models, completions: Sequence[Completion]) -> tup
 
 
 class _Seen:
-    """What is kept of a sequence to compare later ones with: n tokens, the interval of each
-    uniform, and the likeliest tokens."""
-
     def __init__(self, p: torch.Tensor, tokens: torch.Tensor) -> None:
         self.tokens = tokens
         self.interval = CumulativeMass(p).interval(tokens)
@@ -76,8 +69,7 @@ class _Seen:
         return moved
 
     def log_ratios(self, p: torch.Tensor, earlier: _Seen) -> Array:
-        """Natural logarithms of the likelihood ratios of the same uniforms and of the same noises
-        in a race as those of `earlier`."""
+        """Natural logarithms of the likelihood ratios of the same uniforms and of the same race."""
         n = min(len(self.tokens), len(earlier.tokens))
         own, then = (Interval(one.interval.low[:n], one.interval.high[:n]) for one in (self, earlier))
         token, ids = earlier.tokens[:n], torch.from_numpy(earlier.likely.ids[:n]).to(p.device)

@@ -1,9 +1,4 @@
-"""Teacher forcing: the distributions that a target gives along existing sequences, one forward pass
-for each.
-
-A target is a model of transformers, or a function from all tokens before to a distribution
-`(vocab,)`.
-"""
+"""Teacher forcing: the distributions that a target gives along existing sequences."""
 
 from __future__ import annotations
 
@@ -40,9 +35,8 @@ PROBED = 8  # tokens of a sequence by which a model is compared with itself
 
 
 class Completion(NamedTuple):
-    """A prompt, the tokens generated after it, and if known the tokens emitted by each step, the
-    batch, what was done to single tokens beside sampling, and the logarithms of probabilities that
-    the engine gave for its tokens."""
+    """A prompt and the tokens generated after it; if known the tokens emitted by each step, the
+    batch, what was done beside sampling, and the engine's log-probabilities."""
 
     prompt: list[int]
     tokens: list[int]
@@ -62,8 +56,7 @@ def vocabulary(source: Source, prompt: Sequence[int]) -> int:
 class Models(NamedTuple):
     """The models that the rows of an audit come from, and the settings claimed for each.
 
-    sampling   penalties in it are those of the target, and of the model suspected; a draft's q has
-               none
+    sampling   penalties in it are those of the target and the suspected model, not of the draft
     suspected  a model that may have been used instead of the target
     ends       end tokens, which `min_tokens` makes impossible
     """
@@ -76,22 +69,20 @@ class Models(NamedTuple):
     ends: tuple[int, ...] = ()
 
     def all(self) -> list[Source]:
-        """The models that are given."""
         return [one for one in (self.target, self.draft, self.suspected) if one is not None]
 
 
 def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]) -> Iterator[Row]:
-    """The rows of all `completions`, in order; long ones in pieces. One without tokens needs no
-    forward pass.
+    """The rows of all `completions`, in order; long ones in pieces.
 
-    Several completions share a forward pass. None among them means that no more are ready: those
-    before it are then not kept waiting.
+    Several share a forward pass. None among them means that no more are ready: those before it are
+    not kept waiting.
 
     >>> rows = teacher_forced_rows(Models(lambda prefix: [0.5, 0.5]), [Completion([], [1, 0])])
     >>> [(row.tokens, row.p.tolist()) for row in rows]
     [([1, 0], [[0.5, 0.5], [0.5, 0.5]])]
     """
-    for batch in _batches(completions, models.target):
+    for batch in _batches(completions, models):
         vocab = vocabulary(models.target, batch[0].prompt)
         rows = _rows(models, [completion for completion in batch if completion.tokens], vocab)
         for completion in batch:
@@ -113,9 +104,9 @@ def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iter
 def teacher_forced_logits(
     models: Models, completions: Iterable[Completion]
 ) -> Iterator[tuple[Completion, int, Tensor, Tensor | None]]:
-    """For each of `completions` with tokens, or piece of one: it, the offset of its first token,
-    the target's logits, penalised and constrained, and the draft's, if there is one."""
-    for batch in _batches((one for one in completions if one.tokens), models.target):
+    """For each of `completions`, or piece of one: it, the offset of its first token, the target's
+    logits, penalised and constrained, and the draft's, if there is one."""
+    for batch in _batches((one for one in completions if one.tokens), models):
         vocab = vocabulary(models.target, batch[0].prompt)
         drafts = repeat(None) if models.draft is None else _logits(models.draft, batch, vocab)
         for piece, draft in zip(_logits(models.target, batch, vocab), drafts, strict=False):
@@ -163,32 +154,30 @@ def _row(
 
 
 def cutoff_gaps(tokens: Sequence[int], p: Tensor, logits: Tensor, sampling: Sampling) -> dict[int, CutoffGap]:
-    """The places of the impossible `tokens` `(n,)`, with how far each is from being kept.
-
-    p       the distributions `(n, vocab)`
-    logits  what they were made from `(n, vocab)`, as `sampling` says
-    """
+    """The places of the impossible `tokens` `(n,)`, and how far each is from being kept, by the
+    `logits` that p was made from."""
     impossible = p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0
     return {at: cutoff_gap(logits[at], sampling, tokens[at]) for at in impossible.nonzero()[:, 0].tolist()}
 
 
 def _steps(completion: Completion, start: int, n: int) -> Sequence[int] | None:
-    """The steps of a piece of `n` tokens; steps that do not fit the completion are returned as they
-    are."""
+    """The steps of a piece; steps that do not fit the completion are returned as they are."""
     steps = completion.steps
     if steps is None or sum(steps) != len(completion.tokens):
         return steps
     return steps_between(steps, start, start + n)
 
 
-def _batches(completions: Iterable[Completion | None], source: Source) -> Iterator[list[Completion]]:
-    """The completions, in order, in groups that share a forward pass; None ends a group."""
+def _batches(completions: Iterable[Completion | None], models: Models) -> Iterator[list[Completion]]:
+    """The completions, in order, in groups that share a forward pass; None ends a group, and so does
+    a completion on the other side of a longrope's original length."""
     longest, vocab, batch = 0, 0, list[Completion]()
     for completion in completions:
         if completion is not None:
-            vocab = vocab or vocabulary(source, completion.prompt)
+            vocab = vocab or vocabulary(models.target, completion.prompt)
             longest = max(longest, _length(completion))
-        if batch and (completion is None or (len(batch) + 1) * longest * vocab > LOGITS):
+        full = (len(batch) + 1) * longest * vocab > LOGITS
+        if batch and (completion is None or full or _sides(models, completion) != _sides(models, batch[0])):
             yield batch
             longest, batch = 0 if completion is None else _length(completion), []
         if completion is not None:
@@ -197,17 +186,33 @@ def _batches(completions: Iterable[Completion | None], source: Source) -> Iterat
         yield batch
 
 
+def _sides(models: Models, completion: Completion) -> list[bool]:
+    return [_is_beyond(source, completion) for source in models.all()]
+
+
+def _is_beyond(source: Source, completion: Completion) -> bool:
+    """Whether a completion is longer than a longrope's original length: then all its positions, and
+    those of all that share its pass, have other factors."""
+    limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
+    return limit is not None and _length(completion) - 1 > limit
+
+
 def _length(completion: Completion) -> int:
     return len(completion.prompt) + len(completion.tokens)
 
 
 def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each completion, or piece of one: the completion, the offset of its first token, and
-    logits `(n, vocab)`."""
+    """For each completion, or piece of one: it, the offset of its first token, and logits `(n,
+    vocab)`."""
     if not isinstance(source, PreTrainedModel):
         for completion in completions:
             yield completion, 0, _function_logits(source, completion, vocab)
-    elif len(completions) == 1 and _length(completions[0]) * vocab > LOGITS and agrees_in_pieces(source):
+    elif (
+        len(completions) == 1
+        and _length(completions[0]) * vocab > LOGITS
+        and not _is_beyond(source, completions[0])  # its first piece would have other factors
+        and agrees_in_pieces(source)
+    ):
         yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab), vocab)
     else:
         yield from batch_logits(source, completions, vocab)
@@ -216,11 +221,8 @@ def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> It
 def batch_logits(
     model: PreTrainedModel, completions: Sequence[Completion], vocab: int | None = None
 ) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each completion: the completion, 0, and logits `(n, vocab)`, all from one forward pass
-    without a cache.
-
-    `vocab` is the number of the target's tokens, if a draft model has another.
-    """
+    """For each completion: it, 0, and logits `(n, vocab)`, all from one forward pass without a
+    cache; `vocab` is the target's."""
     # Padding is on the right, where causal attention does not see it.
     longest = max(map(_length, completions)) - 1
     rows = [[*completion.prompt, *completion.tokens[:-1]] for completion in completions]
@@ -247,7 +249,6 @@ def _in_pieces(
 
 
 def _forward(model: PreTrainedModel, ids: Tensor, vocab: int | None, keep: int, **more: Any) -> tuple[Tensor, Any]:
-    """The last `keep` logits `(batch, keep, vocab)`, and the cache."""
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         more["logits_to_keep"] = keep
     token_map = TokenMap(model, vocab)
@@ -286,10 +287,7 @@ _in_pieces_as_whole: WeakKeyDictionary[PreTrainedModel, bool] = WeakKeyDictionar
 @torch.inference_mode()
 def require_causal(model: PreTrainedModel) -> None:
     """Raises `ValueError` unless a sequence has the same distributions alone, beside others and
-    without its end.
-
-    Compared once for a model, over a few tokens.
-    """
+    without its end; compared once for a model."""
     if model in _causal:
         return
     if model.config.is_encoder_decoder:
@@ -313,8 +311,7 @@ def require_causal(model: PreTrainedModel) -> None:
 
 @torch.inference_mode()
 def agrees_in_pieces(model: PreTrainedModel) -> bool:
-    """Whether `model` gives a sequence the same distributions piece by piece, with its cache, as at
-    once."""
+    """Whether `model` gives the same distributions piece by piece, with its cache, as at once."""
     if model not in _in_pieces_as_whole:
         long, _ = _probes(model)
         try:
@@ -327,7 +324,6 @@ def agrees_in_pieces(model: PreTrainedModel) -> bool:
 
 
 def _mean_difference(logits: Tensor, other: Tensor) -> float:
-    """The mean total variation between the distributions of logits `(..., vocab)`."""
     return float(total_variation(probabilities(logits), probabilities(other)).mean())
 
 
@@ -344,11 +340,8 @@ def _read(model: PreTrainedModel, completions: Sequence[Completion]) -> list[Ten
 def require_completions(
     source: Source, completions: Sequence[Completion], names: Sequence[str] | None = None, vocab: int | None = None
 ) -> None:
-    """Raises `ValueError` for a completion that `source` gives no distributions for.
-
-    The message names it by its entry in `names` (default: "sequence 0", "sequence 1", ...). `vocab`
-    is the number of the target's tokens, if `source` is another model.
-    """
+    """Raises `ValueError`, with the entry of `names`, for a completion that `source` gives no
+    distributions for; `vocab` is the target's."""
     if isinstance(source, PreTrainedModel) and source.training:
         raise ValueError(
             "the model is in training mode, where dropout makes its distributions random; call its eval() first"
@@ -356,7 +349,8 @@ def require_completions(
     if isinstance(source, PreTrainedModel):
         require_causal(source)
     vocab = vocabulary(source, completions[0].prompt) if vocab is None else vocab
-    limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
+    config = source.config.get_text_config() if isinstance(source, PreTrainedModel) else None
+    limit = getattr(config, "max_position_embeddings", None)
     for number, completion in enumerate(completions):
         name = f"sequence {number}" if names is None else names[number]
         if isinstance(source, PreTrainedModel) and not completion.prompt:

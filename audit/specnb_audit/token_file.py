@@ -1,14 +1,8 @@
 """Generated sequences in a file, or a pipe, of JSON lines: `{"prompt": [ids], "tokens": [ids]}`.
 
-A line may also have `steps`, the number of tokens emitted by each step; `batch`, a name or integer
-that sequences generated together share; and `seed`, an integer that the random numbers of the
-sequence, or of its batch, were seeded with. vLLM's names are read, too: `prompt_token_ids`, and
-`token_ids` in the line or in its one entry of `outputs`.
-
-What was done to single tokens beside sampling is declared in the line, too: `forced`, the places of
-tokens that the engine chose itself; `min_tokens`; and `allowed_token_ids`, the tokens that were
-possible, one list for all places or a list for each place, where null is for all tokens. `logprobs`
-are the engine's own log-probabilities of its tokens; they are compared with the target's.
+A line may also have `steps`, the number of tokens emitted by each step; `batch`, what sequences
+that were generated together share; `seed`; `forced`, `min_tokens` and `allowed_token_ids`
+(`specnb_audit.constraints`); and `logprobs`, the engine's own. vLLM's names are read, too.
 """
 
 from __future__ import annotations
@@ -35,9 +29,6 @@ LARGEST = 2**63 - 1  # of int64, the dtype of token ids
 
 
 class Sequence(NamedTuple):
-    """One sequence of a file: its file and line, prompt and tokens, and the rest of its line, where
-    that is given."""
-
     where: str
     prompt: list[int]
     tokens: list[int]
@@ -51,12 +42,8 @@ class Sequence(NamedTuple):
 
 
 def read_tokens(file: Path) -> list[Sequence]:
-    """The sequences in `file`, in order; blank lines are skipped. The file may be compressed by
-    gzip.
-
-    Raises `ValueError`, with the file and the number of the line, for anything else, and `OSError`
-    where the file cannot be read.
-    """
+    """The sequences in `file`, which may be compressed by gzip. Raises `ValueError`, with file and
+    line, for anything else."""
     sequences = [_sequence(_parsed(line, where), where) for line, where in lines_in(file, LINE)]
     for sequence in sequences:
         require_alike(sequences[0], sequence)
@@ -64,11 +51,8 @@ def read_tokens(file: Path) -> list[Sequence]:
 
 
 def save_tokens(file: Path, prompts: Iterable[Iterable[int]], completions: Iterable[Iterable[int]]) -> None:
-    """Writes a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and the
-    prompt of each.
-
-    Raises `ValueError` for other numbers of prompts than of completions, `OSError` where it cannot
-    be written.
+    """Write a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and their
+    prompts.
 
     >>> save_tokens(Path(os.devnull), [[1, 2]], [[3]])
     """
@@ -78,21 +62,16 @@ def save_tokens(file: Path, prompts: Iterable[Iterable[int]], completions: Itera
 
 
 class Seeds:
-    """The seeds declared so far: a second sequence or batch of a seed may have the random numbers
-    of the first.
-
-    Sequences that share random numbers are not independent, whatever the engine does, and an audit
-    needs independent ones. So `repeated` says which to leave out. Those of one batch may share its
-    seed.
-    """
+    """The seeds declared so far: a later sequence or batch of a seed may have the random numbers of
+    the first, and an audit needs independent ones."""
 
     def __init__(self) -> None:
         self.batch_of: dict[int, int | str | None] = {}
         self.count = 0
 
     def repeated(self, sequence: Sequence) -> bool:
-        """Whether an earlier sequence, not of the same batch, declares the seed of `sequence`;
-        counts those."""
+        """Whether an earlier sequence of another batch declares the seed of `sequence`; counts
+        those."""
         if sequence.seed is None:
             return False
         known = sequence.seed in self.batch_of
@@ -102,7 +81,6 @@ class Seeds:
         return again
 
     def note(self) -> list[str]:
-        """What the report says of the sequences left out."""
         if not self.count:
             return []
         some = "1 sequence repeats" if self.count == 1 else f"{self.count:,} sequences repeat"
@@ -110,16 +88,13 @@ class Seeds:
 
 
 def require_alike(first: Sequence, other: Sequence) -> None:
-    """Raises `ValueError` where one of two lines has steps and the other has none."""
     if (other.steps is None) != (first.steps is None):
         raise ValueError(f"{other.where}: give steps in all lines or in none")
 
 
 def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
-    """The lines of `file` that are not blank, unpacked, and where each is; one at a time, as it may
-    be larger than memory. Raises `ValueError`, which says what `form` a line has, where there are
-    none.
-    """
+    """The lines of `file` that are not blank, unpacked, and where each is, one at a time. Raises
+    `ValueError`, which says what `form` a line has, where there are none."""
     if file.is_fifo() or file.is_char_device():
         raise ValueError(f"{file} is a pipe or a device, which may have no end; {REGULAR}")
     where = ""
@@ -180,7 +155,6 @@ def _allowed(entries: dict[str, Any], where: str) -> list[Any] | None:
 
 
 def _logprobs(entries: dict[str, Any], where: str, n: int) -> list[float | None] | None:
-    """The log-probabilities; those of an OpenAI-compatible answer are in `token_logprobs`."""
     value = entries.get("logprobs")
     value = value.get("token_logprobs") if isinstance(value, dict) else value
     if value is None:
@@ -199,8 +173,6 @@ def _parsed(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _renamed(entries: dict[str, Any], where: str) -> dict[str, Any]:
-    """The entries of a line under the names used here; vLLM's `prompt` is the text of its
-    `prompt_token_ids`."""
     outputs = entries.get("outputs")
     if isinstance(outputs, list) and len(outputs) > 1:
         raise ValueError(f"{where} has {len(outputs)} outputs; {ONE_EACH}: write a line for each, with its prompt")
@@ -238,11 +210,8 @@ def _short(words: str) -> str:
 
 
 def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequence | None]:
-    """The sequences in `lines`, as soon as they arrive; None where no other line is waiting.
-
-    Raises `ValueError`, with the number of the line, for what is not a sequence, for an empty
-    stream, and for steps in some lines only; `OSError` where the stream cannot be read.
-    """
+    """The sequences in `lines` as they arrive; None where no other line is waiting. Raises
+    `ValueError`, with the number of the line, for what is no sequence."""
     queue: Queue[bytes | BaseException | None] = Queue(WAITING)
     threading.Thread(target=_fill, args=(lines, queue), daemon=True).start()
     first, number = None, 0
@@ -272,11 +241,9 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
 
 
 def lines_of(descriptor: int) -> Iterator[bytes]:
-    r"""The lines of an open file, as soon as they arrive.
-
-    Without Python's buffered reader: a thread that waits in one cannot be left behind when the
-    program ends. Of a line longer than `LONGEST_LINE` only a part comes, and nothing after it.
-    """
+    r"""The lines of an open file as they arrive. Without Python's buffered reader: a thread that
+    waits in one cannot be left behind when the program ends. A line longer than `LONGEST_LINE`
+    is cut, and the last."""
     begun: list[bytes] = []  # pieces of the last line
     while chunk := os.read(descriptor, 2**16):
         first, *more = chunk.split(b"\n")

@@ -1,15 +1,11 @@
-"""The uniform behind a token: its transform, which is uniform under p, and uniforms that were used
-twice.
+"""The uniform behind a token: its transform, which is uniform under p, and uniforms used twice.
 
-The randomised probability integral transform (PIT) U = P(tokens before x in some order) + W P(x), W
-uniform, is uniform on [0, 1] and independent of the past exactly when x was drawn from p
-(Rosenblatt 1952), for any order that is fixed before x is seen. So every density on [0, 1] that is
-known beforehand is a fair bet: its mean under p is 1.
+The randomised probability integral transform U = P(tokens before x in some order) + W P(x), W
+uniform, is uniform and independent of the past exactly if x was drawn from p (Rosenblatt 1952), for
+any order fixed beforehand. So every density on [0, 1] that is known beforehand is a fair bet.
 
-A sampler that inverts the cumulative distribution over token ids, as `specnb.distributions.sample`
-does, emits x when its uniform lies in x's interval. So a token tells in which interval the uniform
-was, and what another sample with the same uniform would be. These bets need the whole vocabulary in
-the order of ids, and are computed at the emitted token only.
+A sampler that inverts the cumulative distribution over ids emits x if its uniform lies in x's
+interval. So a token tells where the uniform was, and what another sample with it would be.
 """
 
 from __future__ import annotations
@@ -32,11 +28,8 @@ BLOCK = 64  # tokens of the vocabulary whose masses are summed at once
 
 
 def transform(p: Tensor, score: Tensor, cell: Tensor, w: Array) -> Array:
-    """U `(n,)` of the emitted `cell` `(n,)` under p `(n, C)`, cells ordered by decreasing `score`
-    `(n, C)`.
-
-    Cells with equal scores count as one; `w` `(n,)` are the uniforms W.
-    """
+    """U `(n,)` of the emitted `cell` `(n,)` under p `(n, C)`, cells ordered by falling `score` `(n,
+    C)`; equal scores count as one cell. `w` `(n,)` are the uniforms W."""
     emitted = score.gather(-1, cell[:, None])
     before = torch.where(score > emitted, p, 0.0).sum(dim=-1)
     tied = torch.where(score == emitted, p, 0.0).sum(dim=-1)
@@ -56,18 +49,14 @@ def fixed_bets(u: Array) -> Array:
 
 
 class Histogram:
-    """Bets that U is distributed as its histogram so far, one for each initial count in `LEARNING`.
-
-    The probability of a bin is (its count + initial count) / (sum over all bins), as in Krichevsky
-    and Trofimov.
-    """
+    """Bets that U is distributed as its histogram so far, one for each initial count in `LEARNING`,
+    as in Krichevsky and Trofimov."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(BINS)
 
     def bets(self, u: Array) -> Array:
-        """Densities `(n, len(LEARNING))` at each of `u` `(n,)`; each uses the values before it
-        only."""
+        """Densities `(n, len(LEARNING))` at each of `u` `(n,)`, from the values before it."""
         bins = np.minimum((u * BINS).astype(np.int64), BINS - 1)
         hits = np.eye(BINS)[bins]
         total = self.counts + hits.cumsum(axis=0)
@@ -86,16 +75,14 @@ class Interval(NamedTuple):
 
     @property
     def width(self) -> Array:
-        """The probability of each token."""
         return self.high - self.low
 
 
 class CumulativeMass:
     """Masses `(n, vocab)` cumulated over the vocabulary in float64.
 
-    Only sums over blocks are kept; the rest is computed for one token per row. All results are
-    points of one rising sequence, so the intervals of all tokens cover [0, 1] without gaps or
-    overlaps, however they are rounded.
+    Sums over blocks are kept, the rest is computed for one token per row. All results are points of
+    one rising sequence, so intervals cover [0, 1] without gaps or overlaps.
     """
 
     def __init__(self, mass: Tensor) -> None:
@@ -107,7 +94,6 @@ class CumulativeMass:
         self.total = rising[:, -1]
 
     def ends(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The mass before and after each of `tokens` `(n,)`."""
         block, position = tokens // BLOCK, tokens % BLOCK
         inside = torch.nn.functional.pad(self._inside(block), (1, 0))
         start, stop = (self.starts.gather(-1, at[:, None])[:, 0] for at in (block, block + 1))
@@ -124,12 +110,11 @@ class CumulativeMass:
         return (block * BLOCK + position).clamp_max(self.vocab - 1)
 
     def interval(self, tokens: Tensor) -> Interval:
-        """The interval of each of `tokens` `(n,)`; from 0 to 0 in rows without any mass."""
+        """The interval of each of `tokens` `(n,)`; from 0 to 0 in rows without mass."""
         low, high = self.normalised_ends(tokens)
         return Interval(low.numpy(force=True), high.numpy(force=True))
 
     def normalised_ends(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """`ends` divided by the total mass of the row."""
         low, high = self.ends(tokens)
         total = self.total.where(self.total > 0, 1.0)
         return low / total, high / total
@@ -141,11 +126,11 @@ class CumulativeMass:
 
 
 def same_uniform_ratio(p_interval: Interval, earlier: Interval, interval: Interval) -> Array:
-    """r(x)/p(x) `(n,)` where r is the distribution of a sample whose uniform is known to lie in
-    `earlier`.
+    """r(x)/p(x) `(n,)` where r is the distribution of a sample whose uniform lies in `earlier`; 1
+    where that is empty.
 
-    `interval` is that of x in the cumulative distribution which the sampler may invert (p or q),
-    `p_interval` that in p. 1 where `earlier` is empty: there is no earlier sample.
+    `interval` is x's in the cumulative distribution that the sampler may invert (p or q),
+    `p_interval` in p.
     """
     shared = np.maximum(np.minimum(interval.high, earlier.high) - np.maximum(interval.low, earlier.low), 0.0)
     known = (earlier.width > 0) & (p_interval.width > 0)
@@ -163,14 +148,13 @@ class Likely(NamedTuple):
 
 def same_race_ratio(p: Array, p_token: Array, likely: Likely, earlier: Array, again: NDArray[np.bool_]) -> Array:
     """r(x)/p(x) `(n,)` where the sampler takes the token with the least noise / p, as
-    `torch.multinomial` does.
+    `torch.multinomial`, and the noise is that of an earlier sample from p'.
 
-    The noise (exponential) is that of an earlier sample from p'. Its token y wins again with
-    probability 1 / sum over z of max(p(z)/p(y), p'(z)/p'(y)), given that both are won; tokens
-    beyond the `likely` ones of p' count as one. Other tokens are taken to share the rest as under
-    p.
+    The earlier token y wins again with probability 1 / sum over z of max(p(z)/p(y), p'(z)/p'(y)),
+    given that both are won; tokens beyond the `likely` ones of p' count as one, and other tokens
+    share the rest as under p.
 
-    p        p `(n, L)` at the tokens of `likely`, which has p'
+    p        p `(n, L)` at the tokens of `likely`
     p_token  p(y) `(n,)`, and `earlier` p'(y); 0 where there is no earlier sample
     again    whether y is the token emitted
     """
@@ -184,13 +168,12 @@ def same_race_ratio(p: Array, p_token: Array, likely: Likely, earlier: Array, ag
 
 
 def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeMass) -> tuple[Array, Array]:
-    """r(x)/p(x) `(n,)` at `tokens` for two bugs of a step of Algorithm 1; p and q `(n, vocab)`,
-    `q_mass` that of q.
+    """r(x)/p(x) `(n,)` at `tokens` for two bugs of a step; p and q `(n, vocab)`, `q_mass` that of
+    q.
 
-    First *one-uniform*: the uniform that rejected the draft token samples from the residual; given
-    the rejection it has the density sum over d of q(d) 1[u > p(d)/q(d)]. Second *shared-noise*: the
-    uniform that sampled the draft token samples from the residual; a draft token d is rejected with
-    q(d) - min(p, q)(d) of its interval.
+    *one-uniform*: the uniform that rejected the draft token samples from the residual; given the
+    rejection its density is the sum over d of q(d) 1[u > p(d)/q(d)]. *shared-noise*: the uniform
+    that sampled the draft token does; d is rejected in q(d) - min(p, q)(d) of its interval.
     """
     accepted = torch.minimum(p, q)
     low, high = CumulativeMass(p - accepted).normalised_ends(tokens)

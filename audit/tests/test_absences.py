@@ -106,17 +106,3 @@ def test_a_banned_token_is_found_and_named() -> None:
     for row in rows:
         absences.bets(row.p, torch.tensor(row.tokens), 0)
     assert absences.words() == "token 3 never occurs, as if it were banned"
-
-
-def test_exact_samplers_are_hardly_ever_suspected() -> None:
-    """By Ville's inequality the product of the factors ever exceeds 10 with probability 0.1 at most:
-    of 40 exact samplers 17 or more have a chance of 1e-7."""
-    above = np.zeros(2)
-    for seed in range(40):
-        absences, log = Absences([END]), [np.zeros(1), np.zeros(1)]
-        for row in sampled_rows(TABLE, TABLE, None, 20, 60, seed=seed):
-            row = ended(row, END)
-            for number, ratios in enumerate(absences.bets(row.p, torch.tensor(row.tokens), 0)):
-                log[number] = np.concatenate([log[number], log[number][-1] + np.log(ratios)])
-        above += [float(one.max()) > np.log(10) for one in log]
-    assert (above <= 16).all()

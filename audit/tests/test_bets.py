@@ -219,13 +219,6 @@ def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: floa
         assert mean == pytest.approx(1)
 
 
-def test_a_row_without_mass_has_empty_intervals() -> None:
-    mass = torch.tensor([[0.0, 0.0], [1.0, 3.0], [0.0, 0.0]])
-    found = CumulativeMass(mass).interval(torch.tensor([0, 1, 1]))
-    assert (found.low.tolist(), found.high.tolist()) == ([0, 0.25, 0], [0, 1, 0])
-    assert found.width.tolist() == [0, 0.75, 0]
-
-
 @given(KEYS)
 @examples
 def test_a_uniform_reused_in_a_step_is_a_fair_bet(key: tuple[str, int, int]) -> None:
@@ -327,19 +320,6 @@ def test_where_nothing_is_drafted_q_is_p() -> None:
             bets.begin(row.prompt)
             found.append(bets.bets_on(replace(row, q=q_of_row)).ratios)
         assert found[0].tolist() == found[1].tolist()
-
-
-def test_the_prompts_seen_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specnb_audit.bets.KEPT", 3)
-    bets, kept = Bets(), []
-    for prompt in (0, 1, 2, 0, 3, 4, 0):
-        last = bets.sequence
-        bets.begin([prompt])
-        kept.append([one for (one,) in bets.last_with_prompt])
-        assert bets.references[0] is last
-        assert bets.references[1] is not bets.sequence
-        assert bets.last_with_prompt[(prompt,)] is bets.sequence
-    assert kept == [[0], [0, 1], [0, 1, 2], [1, 2, 0], [2, 0, 3], [0, 3, 4], [3, 4, 0]]
 
 
 def test_a_sequence_is_compared_with_the_last_one_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from samplers import depending, raced
 from tiny import llama
 
 from specnb.distributions import Sampling
-from specnb_audit import Auditor, Constraints, audit, explanations
+from specnb_audit import Auditor, Constraints, audit
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed
 from specnb_audit.explanations import audited, checks_of, dependent_sequences, likelier_settings
@@ -70,17 +70,6 @@ def test_a_filter_that_is_not_applied_is_named() -> None:
     exact = np.random.default_rng(0).choice(4, p=TABLE, size=400).tolist()
     assert cause(Sampling(0.5), texts(exact)) == without("temperature")
     assert cause(Sampling(1.0), texts(exact)) == ""  # no filter is claimed
-
-
-def test_suspicious_sequences_are_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(explanations, "TRIED", 8)
-    given = texts([0] * 8, [0] * 7 + [3], [0] * 6 + [1, 2])  # of which the first decides nothing
-    for suspicious, found in (
-        ({2}, of_order("top-p, temperature", "llama.cpp")),
-        ({1}, without("top-p")),
-        ({0, 2}, ""),
-    ):
-        assert cause(SAMPLING, given, suspicious, 0.01) == found
 
 
 # Prompts, ends and dependence

@@ -3,9 +3,6 @@ executed alone."""
 
 from __future__ import annotations
 
-import zipfile
-from pathlib import Path
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +11,7 @@ from specnb.distributions import sample
 from specnb.enumeration import completed, joint_distribution, step_distribution
 from specnb.rules import Outcome, Rule, block_verification, lenient_verification, token_verification
 from specnb_audit.kernels.enumeration import Enumeration, Found, Steps, random_distributions, won_together
-from specnb_audit.kernels.source import load, open_wheel
+from specnb_audit.kernels.source import load
 
 P, Q = (random_distributions(3, key) for key in range(2))
 GAMMA = 2
@@ -109,25 +106,3 @@ def test_a_file_is_executed_with_stand_ins_for_its_own_package() -> None:
     assert names["twice"](5) == 30
     assert names["zeros"] is torch.zeros
     assert used == ["wanted"]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("none.whl", None, "none.whl is missing; give a file NAME-VERSION-....whl"),
-        ("engine-1.0-py3.whl", b"", "engine-1.0-py3.whl is no wheel"),
-        ("other-1.0-py3.whl", {}, "there is no adapter for other; there are some for engine"),
-        ("engine-1.0-py3.whl", {}, "engine-1.0-py3.whl has no engine/file.py; its adapter is for another version"),
-    ],
-)
-def test_what_is_no_wheel_of_a_known_version_is_refused(
-    name: str, content: dict[str, str] | bytes | None, message: str, tmp_path: Path
-) -> None:
-    file = tmp_path / name
-    if isinstance(content, bytes):
-        file.write_bytes(content)
-    elif content is not None:
-        with zipfile.ZipFile(file, "w"):
-            pass
-    with pytest.raises(ValueError, match=message):
-        open_wheel(file, ["engine"]).read("engine/file.py")

@@ -5,32 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from beam_bugs import BEAM_BUGS, TREE_BUGS
 from distributions_for_tests import distribution_pair
 from tiny import llama, near_copy
 
-from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
-from specnb.distributions import Conditional, Sampling, residual
-from specnb.drafters import ModelDrafter
-from specnb.rules import Rule
-from specnb.sampler import generate as plain_generate
-from specnb_audit import known_bugs as registry
-from specnb_audit.bugs.bug import Kind, KnownBug
-from specnb_audit.bugs.step import merged_distribution, step_bugs
-from specnb_audit.known_bugs import (
+from audit_studies.bugs.known_bugs import (
     EXACT,
-    HELD_OUT_BUGS,
     KNOWN_BUGS,
     MORE_BUGS,
     generate,
     known_bugs,
 )
-from studies.batching.layout_bugs import LAYOUT_BUGS
+from audit_studies.bugs.step import merged_distribution, step_bugs
+from audit_studies.power.step_deviation import corrected, deviation, deviation_on_points, step
+from specnb.distributions import Conditional, Sampling, residual
+from specnb.rules import Rule
+from specnb.sampler import generate as plain_generate
 
 VOCAB, GAMMA = 4, 2
 NOT_ENUMERABLE = {"one-uniform", "reseeded", "inverted-residual", "lenience-left-on", "unverified", "merged-children"}
@@ -121,35 +115,3 @@ def test_every_bug_generates(name: str) -> None:
     bug = (known_bugs(Sampling(top_k=2)) | MORE_BUGS)[name]
     made = generate(bug, TARGET, PROMPTS, DRAFT, **SETTINGS)
     assert [len(tokens) for tokens in made.tokens] == [8, 8]
-
-
-def test_which_bugs_need_the_draft_model_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of how draft tokens are sampled and reported, and of the draft's cache unless the batch
-    has them too."""
-    monkeypatch.setattr(registry, "decode", lambda target, prompts, drafter, **more: drafter)
-    drafter = ModelDrafter(DRAFT)
-    need = [name for name, bug in KNOWN_BUGS.items() if bug.q or bug.sampled or (bug.draft_class and not bug.batch)]
-    assert {"raw-q", "greedy-draft-soft-q", "bonus-missing-in-draft"} <= set(need)
-    for name, bug in KNOWN_BUGS.items():
-        if name in need:
-            words = f"^{name} changes how a draft model is sampled; give the model, not a drafter$"
-            with pytest.raises(TypeError, match=words):
-                generate(bug, TARGET, PROMPTS, drafter)
-        else:
-            made: object = generate(bug, TARGET, PROMPTS, drafter)
-            assert made is drafter
-
-
-def test_every_bug_is_described_once() -> None:
-    groups = (KNOWN_BUGS, MORE_BUGS, LAYOUT_BUGS, BEAM_BUGS, TREE_BUGS)
-    every: list[KnownBug] = [bug for group in groups for bug in group.values()]
-    assert all(bug.name and bug.description and bug.reported_in for bug in every)
-    assert len({(bug.kind, bug.name) for bug in every}) == len(every)
-    assert {bug.kind for bug in every} == set(get_args(Kind))
-    assert len({bug.description for bug in KNOWN_BUGS.values()}) == len(KNOWN_BUGS)
-
-
-def test_half_of_the_bugs_are_held_out() -> None:
-    assert set(HELD_OUT_BUGS) <= set(MORE_BUGS)
-    assert not any(bug.held_out for bug in KNOWN_BUGS.values())
-    assert len(HELD_OUT_BUGS) >= len(KNOWN_BUGS | MORE_BUGS) / 2

@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 from implementation_distribution import LEVEL, Case, measure, overlap_error
 
+from audit_studies.bugs import known_bugs
+from audit_studies.bugs.known_bugs import BuggyDrafter
 from specnb.distributions import Sampling
-from specnb_audit import known_bugs
-from specnb_audit.known_bugs import BuggyDrafter
 
 FILTERED = Sampling(0.7, top_k=3)
 ROWS = 3_000  # fewer than the test of the correct loop; enough for most bugs

@@ -3,21 +3,15 @@ explain."""
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tiny import gpt2, llama
-from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, standardise, total_variation
 from specnb_audit import numerics
-from specnb_audit.claimed import claimed_probs
-from specnb_audit.engine import Engine
 from specnb_audit.numerics import (
     Impossible,
     ImpossibleTokens,
@@ -60,46 +54,6 @@ def test_one_token_at_a_time_gives_the_logits_of_the_whole_pass() -> None:
     assert torch.allclose(many, one, atol=1e-12)
     tokens = [([[token]], True, True) for token in TEXTS[0].tokens[:-1]]
     assert seen == [([[1, 2, 0, 2, 3, 1, 1]], False, False), ([[1, 2]], True, False), *tokens]
-
-
-LOGITS = torch.randn(2, 10, 5, generator=torch.Generator().manual_seed(0)).double()
-
-
-def measured_by_hand(
-    monkeypatch: pytest.MonkeyPatch, sampling: Sampling, scale: float, **settings: Any
-) -> tuple[Numerics, list[tuple[bool, Completion]]]:
-    """Of logits made by hand, `(tokens, 5)` for each text; and whether the engine is the model,
-    with the texts."""
-    model, seen = llama(), list[tuple[bool, Completion]]()
-
-    def many_and_one(target: object, engine: object, text: Completion) -> tuple[torch.Tensor, torch.Tensor]:
-        assert target is model
-        at = sum(len(one.tokens) for _, one in seen)
-        seen.append((engine is model, text))
-        many = LOGITS[0, at : at + len(text.tokens)]
-        return many.float(), (many + scale * LOGITS[1, at : at + len(text.tokens)]).float()
-
-    monkeypatch.setattr(numerics, "_many_and_one", many_and_one)
-    given = [Completion([1], []), *[Completion([2], [0] * 9)] * 2]
-    return measure_numerics(model, given, sampling, **settings), seen
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.5), Sampling(0.5, top_k=2), Sampling(top_p=0.6)])
-@pytest.mark.parametrize("scale", [0.3, 0.0])
-def test_the_differences_are_those_computed_by_hand(
-    sampling: Sampling, scale: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found, seen = measured_by_hand(monkeypatch, sampling, scale, positions=9)
-    assert seen == [(True, Completion([2], [0] * 5))] * 2  # 9 positions of two texts, rounded up
-    many = LOGITS[0].float().double()
-    one = (LOGITS[0] + scale * LOGITS[1]).float().double()
-    p, r = (claimed_probs(logits, sampling).numpy() for logits in (many, one))
-    tv = np.abs(p - r).sum(axis=1) / 2
-    nats = [sum(b * math.log(b / a) for a, b in zip(*pair, strict=True) if a and b) for pair in zip(p, r, strict=True)]
-    difference = (one - many).numpy()
-    spread = difference.std(axis=1)
-    numbers = (10, np.abs(difference).max(), tv.max(), tv.mean(), max(0.0, float(np.mean(nats))), spread.max())
-    assert found[:6] == pytest.approx(numbers, rel=1e-9, abs=1e-15)
 
 
 def test_the_copy_has_the_dtype_and_unrounded_rotary_frequencies() -> None:
@@ -151,17 +105,6 @@ def test_numerics_alone_do_not_reject(spread: float) -> None:
     assert alarms <= 7  # eight or more have a chance of 1e-5 at a rate of 0.01
 
 
-@pytest.mark.parametrize("make", [llama, gpt2])
-def test_a_model_that_says_not_to_use_its_cache_is_measured_as_any_other(make: Callable[[], PreTrainedModel]) -> None:
-    """As saved by many training programs, with `use_cache` off in its configuration. GPT-2 then
-    returns no cache."""
-    without = make()
-    without.config.use_cache = False
-    measured = measure_numerics(without, TEXTS, positions=12)
-    assert measured == measure_numerics(make(), TEXTS, positions=12)
-    assert measured.logit < 1e-4
-
-
 # Impossible tokens
 
 
@@ -209,67 +152,4 @@ def test_the_class_of_a_token_is_what_explains_its_gaps(
         assert asked == [1] * needed  # bfloat16 is measured once, for the first token that needs it
 
 
-@pytest.mark.parametrize(
-    ("gaps", "tokens", "words"),
-    [
-        ([], 10, ""),
-        ([(0.0, 0.0)], 1, "1 of 1 tokens is impossible (100%)"),
-        ([(0.256, 0.123), (0.1, 0.5)], 3000, (
-            "2 of 3,000 tokens are impossible (0.067%), by up to 0.26 in a logit and 0.5 in top-p"
-        )),
-        ([(NAN, NAN), (0.25, NAN)], 123456, "2 of 123,456 tokens are impossible (0.0016%), by up to 0.25 in a logit"),
-        ([(0.0, 2.0)] * 1500, 6000, "1,500 of 6,000 tokens are impossible (25%), by up to 2 in top-p"),
-    ],
-)  # fmt: skip
-def test_the_summary_in_full(gaps: list[tuple[float, float]], tokens: int, words: str) -> None:
-    found = ImpossibleTokens(None, None)
-    for gap in gaps:
-        found.add(Impossible(0, 0, 5, *gap))
-    assert found.summary(tokens) == words
-    assert len(found.listed["violations"]) == min(len(gaps), 100)
-    assert found.counts["violations"] == len(gaps)
-
-
 # What is known of the engine
-
-
-def test_numerics_are_given_or_measured_where_there_is_something_to_measure() -> None:
-    model, texts = llama(), [Completion([1], []), Completion([1], [0, 1, 2])]
-
-    def coin(prefix: tuple[int, ...]) -> list[float]:
-        return [0.5, 0.5]
-
-    for tolerance in (0.0, 0.3):
-        given = Engine(torch.bfloat16, tolerance, positions=4).numerics(model, texts, Sampling(0.5))
-        assert given == (given_numerics(tolerance, Sampling(0.5)), None)
-        assert Engine(None, tolerance, positions=0).numerics(coin, [], Sampling(0.5)) == given
-    for target, completions, positions in ((coin, texts, 4), (model, texts[:1], 4), (model, texts, 0), (model, [], 4)):
-        assert Engine(positions=positions).numerics(target, completions, Sampling()) == (None, None)
-    for positions in (1, 2):
-        numerics, _ = Engine(positions=positions).numerics(model, texts, Sampling(0.5))
-        assert numerics == measure_numerics(model, texts, Sampling(0.5), positions)
-        assert numerics is not None
-        assert numerics.positions == positions
-
-
-@pytest.mark.parametrize(
-    ("given", "error", "words"),
-    [
-        ({"logit_tolerance": -1e-9}, ValueError, "logit_tolerance is -1e-09; it must be 0 or more, in units of logits"),
-        ({"logit_tolerance": NAN}, ValueError, "logit_tolerance is nan; it must be 0 or more, in units of logits"),
-        ({"positions": -1}, ValueError, "positions is -1; it must be a whole number from 0"),
-        (
-            {"dtype": torch.int64},
-            TypeError,
-            "dtype is torch.int64; give a dtype of floating point, such as torch.bfloat16, or None",
-        ),
-        (
-            {"dtype": "bfloat16"},
-            TypeError,
-            "dtype is 'bfloat16'; give a dtype of floating point, such as torch.bfloat16, or None",
-        ),
-    ],
-)
-def test_what_cannot_be_said_of_an_engine(given: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=f"^{re.escape(words)}$"):
-        Engine(**given)

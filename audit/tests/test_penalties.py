@@ -3,9 +3,7 @@ without them."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +15,6 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from specnb.distributions import Sampling, sample, standardise
 from specnb_audit import Aim, Engine, audit, teacher_forcing
 from specnb_audit.claimed import Claimed, claimed_sampling
-from specnb_audit.numerics import impossible_rate
 from specnb_audit.penalties import NO_PENALTIES, Penalties, penalised
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
@@ -157,49 +154,8 @@ def test_near_ties_are_judged_by_penalised_logits() -> None:
         assert audit(model, [second], prompts=[[1, 2]], engine=engine, **greedy).rejected == rejected
 
 
-def test_how_many_tokens_noise_makes_impossible_is_counted_with_penalties() -> None:
-    """The bias makes the second token the most probable one."""
-    given, greedy = [Completion([0] * length, [1]) for length in range(9)], {"temperature": 0}
-    for claimed, impossible in ((greedy, 9), (greedy | {"logit_bias": {1: 1.0}}, 0)):
-        models = Models(lambda prefix: [0.505, 0.495], claimed_sampling(claimed))
-        rate = impossible_rate(models, given, 0.1, 1e-6)
-        assert rate.impossible == impossible
-
-
 def test_penalties_that_add_to_logits_are_claimed_for_a_function_too() -> None:
     """The first of two equal tokens gets log 3 more: it is sampled three times in four."""
     bias = claimed_sampling({"logit_bias": {0: torch.tensor(3.0).log().item()}})
     (row,) = teacher_forced_rows(Models(lambda prefix: [0.5, 0.5], bias), [Completion([], [0])])
     assert row.p[0].tolist() == pytest.approx([0.75, 0.25])
-
-
-def coin(prefix: tuple[int, ...]) -> list[float]:
-    return [0.5, 0.5]
-
-
-def of_coin(**settings: Any) -> Callable[[], object]:
-    return lambda: audit(coin, [[0]], prompts=[[]], sampling=claimed_sampling(settings), progress=False)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (of_coin(repetition_penalty=0), "repetition_penalty is 0; it must be above 0 and finite, where 1 is none"),
-        (of_coin(repetition_penalty=float("inf")), "repetition_penalty is inf; it must be"),
-        (of_coin(presence_penalty=2.5), "presence_penalty is 2.5; it must lie in [-2, 2], where 0 is none"),
-        (of_coin(frequency_penalty=float("nan")), "frequency_penalty is nan; it must lie in [-2, 2], where 0 is none"),
-        (of_coin(frequency_penalty=True), "frequency_penalty is True; it must lie in [-2, 2]"),
-        (of_coin(logit_bias={"the": 1}), "logit_bias names the token 'the'; give its id, a whole number from 0"),
-        (of_coin(logit_bias={-1: 1}), "logit_bias names the token -1; give its id, a whole number from 0"),
-        (of_coin(logit_bias={1: 101}), "logit_bias of the token 1 is 101; it must lie in [-100, 100], to which"),
-        (of_coin(logit_bias={1: "x"}), "logit_bias of the token 1 is 'x'; it must lie in [-100, 100], to which"),
-        (of_coin(logit_bias={2: 1}), "logit_bias names the token 2; the vocabulary has the tokens 0 to 1"),
-        (
-            of_coin(repetition_penalty=1.1),
-            "a repetition penalty multiplies logits, which probabilities do not",
-        ),
-    ],
-)
-def test_values_that_no_engine_takes_are_refused(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}"):
-        make()

@@ -12,11 +12,11 @@ import torch
 from samplers import audit_of, sample_row, sampled_rows, tables, zipf_tables
 from torch import Tensor
 
+from audit_studies.bugs.step import argmax_distribution, inverted_residual, no_residual, one_uniform
+from audit_studies.bugs.verification import biased, suppressed
 from specnb.distributions import Sampling, normalise, sample, standardise
 from specnb.rules import Outcome, lenient_verification, token_verification
 from specnb_audit.bets import Row
-from specnb_audit.bugs.step import argmax_distribution, inverted_residual, no_residual, one_uniform
-from specnb_audit.bugs.verification import biased, suppressed
 from specnb_audit.claimed import Claimed, claimed_probs
 
 P, _ = zipf_tables()
@@ -49,11 +49,6 @@ def test_a_broken_sampler_is_found_after_its_tokens_and_diagnosed(name: str) -> 
     print(name, report.found_after, report.diagnosis)
     assert report.found_after == pytest.approx(after, abs=3)
     assert report.diagnosis in kinds, report.by_alternative
-
-
-def test_the_exact_sampler_of_the_same_tables_passes() -> None:
-    report = audit_of([sample_row(*TABLES, 100, row) for row in range(25)])
-    assert (report.verdict, report.log10_e_peak < 2) == ("not rejected", True)
 
 
 @pytest.mark.parametrize(

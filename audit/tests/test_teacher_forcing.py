@@ -4,14 +4,13 @@ in pieces."""
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tiny import ARCHITECTURES, llama, next_distributions
-from transformers import BertConfig, BertLMHeadModel, PreTrainedModel
+from transformers import BertConfig, BertLMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from specnb.distributions import Sampling
 from specnb_audit import teacher_forcing
@@ -80,34 +79,33 @@ def test_a_suspected_model_is_sampled_as_the_target_and_not_as_the_draft() -> No
     assert row.suspected[0].tolist() == row.p[0].tolist() == pytest.approx([0.1, 0.9])
 
 
-def passes(model: PreTrainedModel) -> list[tuple[list[list[int]], int, bool, bool]]:
-    """A list to which every forward pass of `model` adds its tokens, logits to keep, and use of a
-    cache (new, old)."""
-    seen: list[tuple[list[list[int]], int, bool, bool]] = []
-
-    def record(module: object, given: tuple[object, ...], more: dict[str, Any]) -> None:
-        old = more.get("past_key_values") is not None
-        seen.append((more["input_ids"].tolist(), more["logits_to_keep"], more["use_cache"], old))
-
-    model.register_forward_pre_hook(record, with_kwargs=True)
-    return seen
-
-
 def rows_of(model: Any, texts: list[Completion], sampling: Sampling = Sampling(), **more: Any) -> list[Row]:
     with torch.inference_mode():
         return list(teacher_forced_rows(Models(model, sampling, **more), texts))
 
 
-def test_texts_share_a_pass_with_padding_on_the_right_and_no_more_logits_than_needed() -> None:
-    """All but the last token is given, and the logits from the end of the shortest prompt on are
-    kept."""
-    model = llama()
-    seen = passes(model)
-    rows_of(model, TEXTS)
-    assert seen == [([[1, 0, 2, 3, 0, 0], [2, 3, 0, 0, 0, 0], [0, 0, 3, 2, 1, 0]], 6, False, False)]
-    seen.clear()
-    rows_of(model, TEXTS[1:])
-    assert seen == [([[2, 3, 0, 0, 0, 0], [0, 0, 3, 2, 1, 0]], 5, False, False)]
+@pytest.mark.parametrize("size", [2, 10**6])
+def test_a_sequence_beyond_a_longrope_has_the_factors_of_its_whole_length(
+    size: int, small_runs: Callable[[int], None]
+) -> None:
+    """Beside short ones, which keep theirs, and never in pieces, the first of which would be short."""
+    small_runs(size)
+    rope = {"rope_type": "longrope", "rope_theta": 100.0, "original_max_position_embeddings": 6, "factor": 2.0}
+    sizes: dict[str, Any] = {"vocab_size": 4, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "max_position_embeddings": 16, "initializer_range": 1.0}
+    factors = {"short_factor": [1.0, 1.0], "long_factor": [4.0, 9.0]}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, rope_parameters=rope | factors)).double().eval()
+    given = [Completion([1], [0, 2, 3]), Completion([2, 3], [0, 1] * 5), Completion([1, 1], [0, 2, 1])]
+    require_completions(model, given)
+    whole = []
+    for one in given:
+        logits = model(torch.tensor([[*one.prompt, *one.tokens[:-1]]])).logits[0, len(one.prompt) - 1 :]
+        whole.append(logits.softmax(-1))
+    found = torch.cat([row.p for row in rows_of(model, given)])
+    assert torch.allclose(found, torch.cat(whole), atol=1e-9)
+    short = model(torch.tensor([[2, 3, 0]])).logits[0, 1:].softmax(-1)
+    assert (short - whole[1][:2]).abs().max() > 0.01
 
 
 def lengths(sizes: list[int | None], limit: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
@@ -115,7 +113,8 @@ def lengths(sizes: list[int | None], limit: int, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(teacher_forcing, "LOGITS", 2 * limit)
     asked: list[tuple[int, ...]] = []
     given = [None if size is None else Completion([1], [0] * (size - 1)) for size in sizes]
-    groups = list(teacher_forcing._batches(given, lambda prefix: asked.append(prefix) or [0.5, 0.5]))
+    models = Models(lambda prefix: asked.append(prefix) or [0.5, 0.5])
+    groups = list(teacher_forcing._batches(given, models))
     assert asked == [(1,)]  # the vocabulary is asked for once
     return [[len(one.prompt) + len(one.tokens) for one in group] for group in groups]
 
@@ -180,24 +179,6 @@ def test_a_model_that_always_returns_all_logits(size: int, small_runs: Callable[
     for found, one in zip(rows_of(model, TEXTS[1:]), wanted, strict=True):
         assert found.tokens == one.tokens
         assert torch.allclose(found.p, one.p, atol=1e-12)
-
-
-SUM = "it must be one row of probabilities that sum to 1"
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ([0.5, 0.4], f"the distribution after 2 tokens has shape (2,) and sum 0.9; {SUM}"),
-        ([0.5, 0.5011], f"the distribution after 2 tokens has shape (2,) and sum 1.0011; {SUM}"),
-        ([1.5, -0.5], f"the distribution after 2 tokens has shape (2,) and sum 1; {SUM}"),
-        ([[0.5, 0.5]], f"the distribution after 2 tokens has shape (1, 2) and sum 1; {SUM}"),
-        ([float("nan"), 1.0], f"the distribution after 2 tokens has shape (2,) and sum nan; {SUM}"),
-    ],
-)
-def test_a_distribution_that_is_none_is_described(given: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
-        teacher_forcing.vocabulary(lambda prefix: given, [1, 0])
 
 
 def test_completions_that_a_model_cannot_judge_are_named() -> None:

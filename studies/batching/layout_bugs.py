@@ -4,13 +4,12 @@ have alone."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb_audit.bugs.bug import KnownBug
 from studies.batching.batch_layouts import Layout, PackedBatch, PaddedBatch
 
 
@@ -76,23 +75,25 @@ class AcceptedIsLost(PaddedBatch):
         super().crop((counts + 1).minimum(self.lengths))
 
 
-@dataclass(frozen=True)
-class LayoutBug(KnownBug):
-    """A bug of a batch layout, and the `layout` that has it."""
+class LayoutBug(NamedTuple):
+    """A bug of a batch layout: what is wrong, where it was reported, and the `layout` that has it."""
 
+    name: str
+    description: str
+    reported_in: str
     layout: Layout
 
 
 _BUGS = [
     LayoutBug("padding-visible", "short rows attend to their padding",
-              "lucidrains/speculative-decoding", "layout", PaddingVisible),
+              "lucidrains/speculative-decoding", PaddingVisible),
     LayoutBug("positions-of-the-longest", "position ids count the padding",
-              "batches without position ids", "layout", PositionsOfTheLongest),
-    LayoutBug("no-blocks", "packed sequences attend to each other", "-", "layout", NoBlocks),
-    LayoutBug("positions-not-reset", "position ids continue through the packed row", "-", "layout", PositionsNotReset),
+              "batches without position ids", PositionsOfTheLongest),
+    LayoutBug("no-blocks", "packed sequences attend to each other", "-", NoBlocks),
+    LayoutBug("positions-not-reset", "position ids continue through the packed row", "-", PositionsNotReset),
     LayoutBug("rejected-stays", "one entry too few is removed from the cache",
-              "several; mlx-lm#1109", "layout", RejectedStays),
-    LayoutBug("accepted-is-lost", "one entry too many is removed from the cache", "several", "layout", AcceptedIsLost),
+              "several; mlx-lm#1109", RejectedStays),
+    LayoutBug("accepted-is-lost", "one entry too many is removed from the cache", "several", AcceptedIsLost),
 ]  # fmt: skip
 
 LAYOUT_BUGS = {bug.name: bug for bug in _BUGS}

@@ -92,8 +92,6 @@ class FeatureDrafter(HeadDrafter):
     There is no cache. Raises what `HeadDrafter` does.
     """
 
-    kind = RecurrentHead
-
     def first_state(self, context: Context, drafted: int) -> Tensor:
         return self.next_state(context.last_hidden_state, context.newest, context.lengths - 1)
 
@@ -109,8 +107,6 @@ class ParallelHeadsDrafter(HeadDrafter):
     so the first head predicts the token after it from the state that the newest was sampled from.
     Raises what `HeadDrafter` does.
     """
-
-    kind = ParallelHeads
 
     def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         q = self.first_state(Context(tokens, lengths, states), 0)[:, : uniforms.shape[1]]

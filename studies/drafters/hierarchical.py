@@ -11,14 +11,14 @@ rule does not see.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from specnb.cache import CachedModel, prefill
 from specnb.distributions import standardise
-from specnb.drafters import Context, Drafter, ModelDrafter, Proposal, padded
+from specnb.drafters import NEWEST, Context, Drafter, ModelDrafter, Proposal, padded
 from specnb.rules import Outcome, token_verification
-from studies.drafters.seen import SeenTokens
 
 
 class HierarchicalDrafter(Drafter):
@@ -47,10 +47,8 @@ class HierarchicalDrafter(Drafter):
         wider = Context(torch.cat([context.tokens, self.padding], dim=1), context.lengths)
         if rows is None:
             self.runner = CachedModel(self.large.private.modules, wider.tokens.shape[1])
-            self.seen = SeenTokens(wider.tokens.shape[1], wider.tokens.device)
             self.runner.token_map = self.large.token_map
         prefill(self.runner, wider.tokens, wider.lengths, rows)
-        self.seen.hold(wider.tokens, wider.lengths - 1, rows)
         self.small.start(wider, rows)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
@@ -83,10 +81,9 @@ class HierarchicalDrafter(Drafter):
         inner = self.inner_gamma
         own = more_uniforms(uniform, 2 * inner + 1)
         drafted, small_q = padded(*self.small.propose(context, own[:, :inner]), inner)
-        count = self.seen.unseen(context.tokens, context.lengths)
-        slots = (context.lengths[:, None] + torch.arange(-count, inner, device=uniform.device)).clamp_min(0)
-        tokens = context.tokens.scatter(1, slots[:, count:], drafted.clamp_min(0))
-        self.seen.hold(tokens, context.lengths + inner)
+        # The newest tokens that the cache may lack, and the small drafts.
+        slots = (context.lengths[:, None] + torch.arange(-NEWEST, inner, device=uniform.device)).clamp_min(0)
+        tokens = context.tokens.scatter(1, slots[:, NEWEST:], drafted.clamp_min(0))
         logits = self.runner.run(tokens.gather(1, slots), slots, keep=inner + 1)
         p = standardise(logits, self.large.sampling, check=False)
         outcome = token_verification(p, small_q.to(p.dtype), drafted, own[:, inner : 2 * inner], own[:, -1])
@@ -100,20 +97,10 @@ def more_uniforms(uniform: Tensor, count: int) -> Tensor:
     A deterministic function, so equal seeds give equal tokens; numbers of different uniforms, and
     of one uniform, are as good as independent.
     """
-    bits = uniform.double().contiguous().view(torch.int64)
-    counter = torch.arange(1, count + 1, device=uniform.device, dtype=torch.int64)
-    mixed = bits[:, None] * _signed(0xD1342543DE82EF95) + counter * _signed(0x9E3779B97F4A7C15)
+    bits = uniform.double().cpu().numpy().view(np.uint64)[:, None]
+    counter = np.arange(1, count + 1, dtype=np.uint64)
+    mixed = bits * np.uint64(0xD1342543DE82EF95) + counter * np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        mixed = (mixed ^ _shifted(mixed, shift)) * _signed(factor)
-    mixed = mixed ^ _shifted(mixed, 31)
-    return _shifted(mixed, 11).double() * 2.0**-53
-
-
-def _shifted(bits: Tensor, by: int) -> Tensor:
-    """An unsigned shift to the right."""
-    return (bits >> by) & ((1 << (64 - by)) - 1)
-
-
-def _signed(value: int) -> int:
-    """The 64 bits of `value` as a signed number."""
-    return value - 2**64 if value >= 2**63 else value
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    mixed ^= mixed >> np.uint64(31)
+    return torch.from_numpy((mixed >> np.uint64(11)) * 2.0**-53).to(uniform.device)

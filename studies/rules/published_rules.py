@@ -3,9 +3,8 @@ their code does.
 
 Four families, each below with its source and what of that was read: rules that look at all children
 of a node at once, with SpecTr's k-sequential selection; SpecHub; greedy multi-path block
-verification (GBV); and hierarchical speculative decoding (HSD). `studies.rules.verification_rules`
-enumerates all of them. A rule of one's own is added in the same way: a plan, or a selection that
-`AtEachNode` applies.
+verification (GBV); and hierarchical speculative decoding (HSD). Notebook 08 enumerates all of them.
+A rule of one's own is added in the same way: a plan, or a selection that `AtEachNode` applies.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 All methods of a temperature make four forward passes of the draft model and one of the target in
 each step, so they differ in the tokens that the target's forward pass has to evaluate: 5 for a
-chain, 9 for two chains, 13 for a tree. The tree's shape is chosen by
-`studies.rules.tree_shape.best_tree` from acceptance measured on other prompts. The table
-`data/results/rules_in_the_loop.csv` has a line for each temperature and method:
+chain, 9 for two chains, 13 for a tree. The table `data/results/rules_in_the_loop.csv` has a line
+for each temperature and method:
 
 - `tokens_per_step` with its interval over sequences; `steps`, the number of steps behind it
 - `predicted`: the speed-up over plain decoding that tokens per step, v(n) and c predict, both
@@ -13,30 +12,20 @@ chain, 9 for two chains, 13 for a tree. The tree's shape is chosen by
   after another, batch 1
 - `break_even`: the v(n) at which the method would be as fast as token verification of a chain of 4;
   above the measured `verify_cost` the method wins
-- `block_accepted`, `token_accepted` (the line of token verification): the expected number of
-  accepted tokens of both rules on the same drafts, computed from p and q without sampling;
-  `block_worse`: on how many of `drafts` block verification is expected to accept fewer
-- `nodes`, `depth`, `parents`: the tree; `child_rates`: the measured acceptance of the first child,
-  the second and so on
+- `nodes`, `depth`, `parents`: the tree
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import pandas as pd
-import torch
-from torch import Tensor
 
 from specnb.cost import Costs, measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter, TreeDrafter
 from specnb.loading import Pair, load_pair
 from specnb.rules import (
-    Outcome,
     Rule,
     block_verification,
     exact_match,
@@ -48,14 +37,18 @@ from specnb.sampler import Generation, Sampler
 from specnb.statistics import ratio_of_medians, ratio_of_sums
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.published_rules import best_path_block, k_sequential_tree
-from studies.rules.tree_shape import best_tree
 from studies.speed.pairs import prompts_of
 from studies.study import Study, columns, timed_in_turn
 
-# Levels and nodes of the tree; children whose acceptance is measured.
-DEPTH, NODES, CHILDREN = 4, 12, 6
-PROMPT_TOKENS, SEED = 32, 9
+DEPTH, PROMPT_TOKENS, SEED = 4, 32, 9
 TWO_CHAINS = (-1, -1, 0, 1, 2, 3, 4, 5)
+SHAPES = {  # temperature: the tree of sampled children, and of the most probable ones
+    0.0: ((-1, -1, 0, 0, 1, 2, 2, 3, 4, 5, 7, 8), (-1, -1, 0, 0, 1, 2, 2, 3, 4, 5, 7, 8)),
+    0.5: ((-1, -1, 0, 0, 1, 2, 2, 3, 4, 5, 6, 8), (-1, -1, -1, 0, 0, 1, 3, 3, 4, 5, 6, 9)),
+    1.0: ((-1, -1, -1, 0, 0, 1, 2, 3, 3, 4, 5, 7), (-1, -1, -1, -1, -1, 0, 0, 0, 1, 2, 5, 10)),
+}
+"""The trees of 12 nodes and depth 4 that accept most by the acceptance of the first child, the second
+and so on, which was measured on other prompts: notebook 08 has the dynamic program."""
 
 
 class Method(NamedTuple):
@@ -93,60 +86,19 @@ def methods(tree: tuple[int, ...], top: tuple[int, ...], temperature: float) -> 
     }
 
 
-@dataclass(frozen=True)
-class Noted:
-    """Token verification that notes what both rules are expected to accept of each draft; `steps`
-    at most."""
-
-    token: list[Tensor]
-    block: list[Tensor]
-    steps: int
-
-    def __call__(self, p: Tensor, q: Tensor, tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-        if len(self.token) < self.steps:
-            token, block = both_expected(p.double(), q.double(), tokens)
-            self.token.append(token)
-            self.block.append(block)
-        return token_verification(p, q, tokens, accept, final)
-
-
-def both_expected(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The expected number of accepted tokens `(...,)` of token and of block verification.
-
-    Prefix i of a draft is accepted with probability prod_j min(1, r_j) by token verification, and
-    by block verification with w_i = min(1, w_{i-1} r_i), whatever the draft tokens after it; r_j is
-    p/q of token j. These are summed. Each term of the second is at least that of the first.
-
-    >>> p, q = torch.tensor([[1, 2], [1, 2], [1, 2]]) / 3, torch.tensor([[2, 1], [2, 1]]) / 3
-    >>> [round(float(expected), 3) for expected in both_expected(p, q, torch.tensor([0, 1]))]
-    [1.0, 1.5]
-    """
-    index = tokens.clamp_min(0)[..., None]
-    ratios = (p[..., :-1, :].gather(-1, index) / q.gather(-1, index))[..., 0].where(tokens >= 0, 0.0)
-    weight, weights = torch.ones_like(p[..., 0, 0]), []
-    for ratio in ratios.unbind(-1):
-        weight = (weight * ratio).clamp_max(1)
-        weights.append(weight)
-    return ratios.clamp_max(1).cumprod(-1).sum(-1), torch.stack(weights, dim=-1).sum(-1)
-
-
 def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens: int) -> pd.DataFrame:
     """The lines of one temperature."""
     temperature = float(item.replace("-", "."))
     sampling, pair = Sampling(temperature=temperature), load_pair()
-    prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)
-    shaping, measured, timing = prompts[:sequences], prompts[sequences : 2 * sequences], prompts[2 * sequences :]
-    run = partial(run_method, pair, sampling, new_tokens)
-    sampled = distinct_children if temperature > 0 else top_children
-    rates: dict[Scheme, list[float]] = {scheme: child_rates(run, shaping, scheme) for scheme in {sampled, top_children}}
-    shapes = {scheme: best_tree(own, NODES, DEPTH) for scheme, own in rates.items()}
-    chosen = methods(shapes[sampled], shapes[top_children], temperature)
+    prompts = prompts_of(pair, "held-out", 2 * sequences + timed, PROMPT_TOKENS)[sequences:]
+    counting, timing = prompts[:sequences], prompts[sequences:]
+    chosen = methods(*SHAPES[temperature], temperature)
     counted = {}
     for name, method in chosen.items():
-        record = run(method, measured).record
+        record = run_method(pair, sampling, new_tokens, method, counting).record
         counted[name] = ratio_of_sums(((record.accepted + 1) * record.active).sum(1), record.active.sum(1))
 
-    context, slots = mid_generation(PROMPT_TOKENS, timed_tokens, NODES)
+    context, slots = mid_generation(PROMPT_TOKENS, timed_tokens, max(method.gamma for method in chosen.values()))
     lengths = sorted({1, *(method.gamma + 1 for method in chosen.values())})
     costs = measure_costs(pair, context=context, slots=slots, lengths=lengths, repetitions=3 * timed, compile="auto",
         progress=False,
@@ -168,23 +120,8 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
         line |= {"predicted": tokens.value / step_cost(method, costs)} | columns("measured", speed)
         line |= {"timed_prompts": speed.n}
         line |= {"break_even": tokens.value / counted["token, chain"].value * chain - drafted}
-        line |= {"parents": " ".join(map(str, method.parents or ()))}
-        line |= {"child_rates": " ".join(f"{rate:.3f}" for rate in rates.get(method.scheme, []))}
-        if name == "token, chain":
-            line |= block_beside_token(run, measured, new_tokens // (DEPTH + 1))
-        rows.append(line)
+        rows.append(line | {"parents": " ".join(map(str, method.parents or ()))})
     return pd.DataFrame(rows)
-
-
-def block_beside_token(run: Callable[..., Any], prompts: list[list[int]], steps: int) -> dict[str, float]:
-    """What both rules are expected to accept of the drafts of at most so many steps of token
-    verification."""
-    noted = Noted([], [], steps)
-    run(Method(noted), prompts)
-    token, block = torch.stack(noted.token), torch.stack(noted.block)
-    worse, drafts = int((block < token - 1e-12).sum()), token.numel()
-    found = {"token_accepted": float(token.mean()), "block_accepted": float(block.mean())}
-    return found | {"block_worse": worse, "drafts": drafts}
 
 
 def step_cost(method: Method, costs: Costs) -> float:
@@ -194,13 +131,6 @@ def step_cost(method: Method, costs: Costs) -> float:
     Draft passes over several nodes are taken to cost what one over one token does.
     """
     return float(costs.verify_cost(method.gamma + 1)) + (DEPTH * costs.cost_ratio.value if method.gamma else 0.0)
-
-
-def child_rates(run: Callable[..., Any], prompts: list[list[int]], scheme: Scheme) -> list[float]:
-    """The fraction of steps in which the first child, the second, ... of the root is accepted."""
-    record = run(Method(recursive_rejection, (-1,) * CHILDREN, scheme), prompts).record
-    taken = record.path[..., 0][record.active]
-    return [float((taken == child).mean()) for child in range(CHILDREN)]
 
 
 def sampler_of(pair: Pair, sampling: Sampling, method: Method, check: bool = True) -> Sampler:

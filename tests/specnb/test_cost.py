@@ -55,12 +55,11 @@ def test_draft_passes_over_several_tokens_are_measured_on_request(pair: Pair) ->
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"context": 0}, {"largest": 0}, {"repetitions": 2}, {"context": 7, "slots": 8, "largest": 2},
         {"lengths": (2, 3)}, {"lengths": (1, 3, 2)}, {"lengths": (1, 1)}, {"draft_lengths": (2,)},
     ],
 )  # fmt: skip
 def test_measurements_that_make_no_sense_are_refused(pair: Pair, wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must|too few"):
+    with pytest.raises(ValueError, match="must"):
         measure_costs(pair, **wrong)
 
 

@@ -39,15 +39,15 @@ from specnb.distributions import Sampling
 from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.fast import Captured
 from specnb.ngram import PromptLookupDrafter, UniformDrafter
-from specnb.sampler import Generation, Hooks, ProgressReader, Sampler, generate
+from specnb.sampler import Generation, Hooks, Sampler, generate
 from specnb.statistics import BOUNDS, machine
-from specnb.step import Batch
+from specnb.step import Batch, ProgressReader
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
 ASKED: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2}
 COMMON = ASKED | {"check": False, "progress": False}
 ALL = CHAINS | HIERARCHICAL | TREES
-WAITING = {"trigram, backing off", "skip-gram", *HIERARCHICAL}
+WAITING = {"trigram, backing off", *HIERARCHICAL}
 """Their steps wait for the device, as their docstrings say: tables are on the host."""
 
 

@@ -10,6 +10,7 @@ import torch
 from distributions_for_tests import PAIRS, distribution_pair
 from torch import Tensor
 
+from audit_studies.bugs.known_bugs import KNOWN_BUGS, MORE_BUGS
 from specnb.distributions import overlap
 from specnb.drafters import ChainDrafter, Context, Proposal
 from specnb.enumeration import completed, expected_accepted, joint_distribution, step_distribution
@@ -29,7 +30,6 @@ from specnb.rules import (
 )
 from specnb.theory import expected_tokens, lenient_distribution
 from specnb.trees import distinct_children
-from specnb_audit.known_bugs import KNOWN_BUGS, MORE_BUGS
 
 WRONG = {name: bug.rule for name, bug in (KNOWN_BUGS | MORE_BUGS).items() if bug.rule is not token_verification}
 SMALL = {name: pair for name, pair in random_pairs(4).items() if "no draft token" not in name}

@@ -144,6 +144,34 @@ def test_weights_that_would_be_silently_wrong_are_refused(target: Path, message:
         load_model(target)
 
 
+def test_layers_that_predict_further_tokens_are_left_out(target: Path) -> None:
+    """As GLM's and DeepSeek's checkpoints have them behind the last layer; `eh_proj` marks them."""
+    wanted = load_model(target).state_dict()
+    more = {f"model.layers.2.{name}.weight": torch.ones(8) for name in ("eh_proj", "enorm", "mlp.up_proj")}
+    weighted(lambda weights: weights.update(more))(target)
+    found = load_model(target).state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    weighted(lambda weights: weights.pop("model.layers.2.eh_proj.weight"))(target)
+    with pytest.raises(ValueError, match=r"2 unknown to the model: model\.layers\.2\.enorm"):
+        load_model(target)
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind"),
+    [
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "an EAGLE-3 head"),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, "an EAGLE head"),
+        ({"speculators_model_type": "eagle3"}, r"a draft head in the format of vLLM's speculators \(eagle3\)"),
+        ({"dflash_config": {"block_size": 8}}, "a DFlash drafter"),
+    ],
+)
+def test_a_draft_head_is_named_for_what_it_is(target: Path, entries: dict[str, Any], kind: str) -> None:
+    configured(**entries)(target)
+    with pytest.raises(ValueError, match=f" is {kind}: it drafts from a target's hidden states"):
+        load_model(target)
+
+
 class Trap:
     """Leaves a trace where it is unpickled."""
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from specnb import nucleus as module
-from specnb.distributions import Sampling, normalise, standardise
-from specnb.nucleus import UNITS, by_sorting, nucleus
+from specnb import distributions as module
+from specnb.distributions import UNITS, Sampling, by_sorting, normalise, nucleus, standardise
 
 DTYPES = [torch.float32, torch.float64]
 TOP_PS = [5e-324, 1e-9, 0.1, 0.5, math.nextafter(0.5, 1), 0.8, 0.9, 0.999, math.nextafter(1, 0)]

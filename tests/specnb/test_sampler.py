@@ -44,9 +44,9 @@ from specnb.drafters import Context, ModelDrafter, TreeDrafter
 from specnb.ngram import PromptLookupDrafter
 from specnb.record import PARTS
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
-from specnb.sampler import Hooks, Sampler, generate, require_memory, slots_for
+from specnb.sampler import Hooks, Sampler, generate, slots_for
 from specnb.speedup import recommend_gamma
-from specnb.step import Batch, Setup
+from specnb.step import Batch, Setup, require_memory
 from specnb.trees import distinct_children, independent_children, top_children
 
 GREEDY = Sampling(temperature=0)
@@ -605,7 +605,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": Restarting(DRAFTING), "batch_size": 2}, "restart"),
     ({"draft": TableTreeDrafter(TWO_DRAFTS), "gamma": 4}, "gamma"),
     ({"draft": TableTreeDrafter((1, -1))}, "parent"),
-    ({"rule": "token"}, "rule"),
     ({"draft": DISTINCT, "rule": FOR_INDEPENDENT}, "exact"),
 ]
 
@@ -673,14 +672,14 @@ def test_caches_and_state_must_fit_into_what_is_free(kind: str, monkeypatch: pyt
     kept = [batch.state.tokens, batch.state.uniforms, batch.state.record, batch.state.probs, batch.runner.hidden_states]
     kept += [tensor for runner in runners for layer in runner.cache.ragged for tensor in (layer.keys, layer.values)]
     needed = sum(tensor.nbytes for tensor in kept if tensor is not None)
-    monkeypatch.setattr("specnb.sampler.free_memory", lambda device: needed)
+    monkeypatch.setattr("specnb.step.free_memory", lambda device: needed)
     require_memory(setup)
-    monkeypatch.setattr("specnb.sampler.free_memory", lambda device: needed - 1)
+    monkeypatch.setattr("specnb.step.free_memory", lambda device: needed - 1)
     with pytest.raises(MemoryError, match="batch_size=7 would"):
         require_memory(setup)
 
 
 def test_what_does_not_fit_is_refused_before_any_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specnb.sampler.free_memory", lambda device: 100)
+    monkeypatch.setattr("specnb.step.free_memory", lambda device: 100)
     with pytest.raises(MemoryError, match="not even one row fits"):
         generate(RUNNING, [[1]], None, max_new_tokens=9, progress=False)

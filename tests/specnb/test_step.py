@@ -479,7 +479,3 @@ def test_a_rule_for_a_tree_is_called_with_it() -> None:
     half = torch.tensor([0.5, 0.5]).double()
     with pytest.raises(TypeError):
         step_distribution(token_in_five, lambda _: half, lambda _: half, (-1, -1))
-    with pytest.raises(TypeError):
-
-        @PlannedRule  # type: ignore[arg-type]
-        def chain_only(p: Tensor, q: Tensor, x: Tensor) -> None: ...

@@ -214,6 +214,15 @@ def test_a_map_that_is_none_is_refused(tokens: Any) -> None:
         ModelDrafter(llama(3), vocab=VOCAB, tokens=tokens)
 
 
+@pytest.mark.parametrize("offsets", [[0, 1, 1], [0, 0, 0]])
+def test_offsets_as_a_file_stores_them_are_said_to_be_offsets(offsets: list[int]) -> None:
+    """EAGLE-3's d2t has the target's token of logit i less i."""
+    with pytest.raises(ValueError, match=r"look like offsets.*give torch\.arange\(len\(d2t\)\) \+ d2t"):
+        ModelDrafter(llama(3), vocab=VOCAB, tokens=torch.tensor(offsets))
+    right = torch.arange(3) + torch.tensor(offsets)
+    assert ModelDrafter(llama(3), vocab=VOCAB, tokens=right).vocab == VOCAB
+
+
 def test_a_head_of_another_size_needs_its_map_and_a_target_a_whole_one() -> None:
     for make in (
         lambda: ModelDrafter(trimmed([3, 1]), vocab=VOCAB),

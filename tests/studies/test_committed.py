@@ -23,7 +23,7 @@ from specnb.sampler import Sampler
 from studies.beams import beam_speeds
 from studies.drafters import drafters
 from studies.files import ROOT
-from studies.rules import rules_in_the_loop, verification_rules
+from studies.rules import rules_in_the_loop
 from studies.rules.rules_in_the_loop import Method
 from studies.speed import pair_speeds, t5_passes
 from studies.speed.calls import way_of
@@ -48,24 +48,6 @@ def committed(name: str, **values: Any) -> pd.DataFrame:
 @pytest.fixture(scope="module")
 def pair() -> Pair:
     return load_pair()
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda pairs: verification_rules.chain_rows(pairs, ((3, 2),), ("random",)),
-        lambda pairs: verification_rules.selection_rows(pairs, {3: (2,)}, ("peaked",)),
-        lambda pairs: verification_rules.tree_rows(2, ("tree of 4",), ("near",)),
-    ],
-    ids=["chain", "several", "tree"],
-)
-def test_verification_rules(made: Any) -> None:
-    table = pd.DataFrame(made(**find("verification_rules").settings))
-    key = [name for name in ("kind", "rule", "draft_tokens", "vocab", "family", "shape") if name in table]
-    rows = table[key].merge(committed("verification_rules"), on=key, how="left")
-    numbers = ["tv", "accepted", "optimum", "fraction_min", "fraction_mean", "fraction_max"]
-    pd.testing.assert_frame_equal(table[numbers], rows[numbers], rtol=1e-5, atol=1e-5)
-    assert table.exact.tolist() == rows.exact.tolist()
 
 
 def test_drafters(pair: Pair) -> None:

@@ -7,7 +7,7 @@ The reference is the search without drafts, which is compared with transformers 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from specnb import beam as beam_rules
 from specnb.beam import Beams, BeamSettings, Path, Rule, TreeModel, advance
-from specnb_audit.bugs.bug import KnownBug
 
 
 def with_functions(**wrong: Any) -> Rule:
@@ -97,19 +96,12 @@ def end_inside(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSetting
     return advance(state, log_p, replace(settings, eos=()))
 
 
-@dataclass(frozen=True)
-class BeamBug(KnownBug):
-    """A bug of speculative beam search, and the `rule` that has it."""
-
-    rule: Rule
-
-
 _RULES: tuple[Rule, ...] = (
     one_may_be_missing, wrong_parents, scores_not_reordered, one_level_off, past_the_end, ties_the_other_way,
     without_length_penalty, end_inside,
 )  # fmt: skip
-BEAM_BUGS = {one.__name__: BeamBug(one.__name__, str(one.__doc__), "-", "beam", one) for one in _RULES}
-"""The bugs of speculative beam search by name."""
+BEAM_BUGS: dict[str, Rule] = {one.__name__: one for one in _RULES}
+"""The rules with a bug by name."""
 
 
 # Tree attention: each gives the model, or the table of cache slots, one wrong input.
@@ -184,15 +176,8 @@ class AncestorsOverwritten(TreeModel):
         self.free += [slot for path, slot in self.slots.items() if path and path not in set(paths)]
 
 
-@dataclass(frozen=True)
-class TreeBug(KnownBug):
-    """A bug of tree attention, and the `model` that has it."""
-
-    model: type[TreeModel]
-
-
-TREE_BUGS = {
-    one.__name__: TreeBug(one.__name__, str(one.__doc__), "-", "tree", one)
+TREE_BUGS: dict[str, type[TreeModel]] = {
+    one.__name__: one
     for one in (BeamsNotReordered, WrongParent, CausalMask, WithoutItself, PositionsOfSlots, AncestorsOverwritten)
 }
-"""The bugs of tree attention by name."""
+"""The models with a bug by name."""

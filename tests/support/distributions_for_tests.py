@@ -88,12 +88,6 @@ def distribution_pair(kind: str, vocab: int, seed: int = 0) -> tuple[Conditional
     return lambda context: both(context)[0], lambda context: both(context)[1]
 
 
-def first_distributions(kind: str, vocab: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """p and q of `distribution_pair` after the empty context."""
-    p, q = distribution_pair(kind, vocab, seed)
-    return p(()), q(())
-
-
 def distance(p: Tensor, q: Tensor) -> float:
     """The total variation distance of two distributions."""
     return float((p - q).abs().sum()) / 2

@@ -12,19 +12,16 @@ from tiny import ARCHITECTURES, near_copy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specnb.distributions import sample
+from specnb.distributions import Sampling, sample
 from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
 from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter
 from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
-from specnb.trees import distinct_children, independent_children
+from specnb.trees import independent_children
 from studies.drafters.early_exit import early_exit
 from studies.drafters.egag import EntropyGuidedDrafter
-from studies.drafters.head_tree import HeadTreeDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeads, ParallelHeadsDrafter, RecurrentHead
 from studies.drafters.hierarchical import HierarchicalDrafter
-from studies.drafters.length import CalibratedDrafter, HighEntropy, LowConfidence, StoppingDrafter
-from studies.drafters.skip_gram import SkipGramDrafter
-from studies.drafters.stopping_rules import HALVES, Discarding, UnlikelySoFar
+from studies.drafters.length import Calibration, StopDrafter
 
 Head = TypeVar("Head", bound=nn.Module)
 VOCAB, WIDTH = 4, 8  # of the tiny models
@@ -34,6 +31,8 @@ COUNTED = np.random.default_rng(0).integers(0, VOCAB, 60)
 TWO_DRAFTS = (-1, -1)
 DEPTH_2 = (-1, -1, 0, 0, 1)
 DEEP = (-1, 0, -1, 1, 2, 1)  # depth 3, nodes of different branches in turn
+HALVES = Calibration(torch.tensor([0.4], dtype=torch.float64), torch.tensor([0.3, 0.9], dtype=torch.float64), 0.6)
+"""Draft tokens of a probability below 0.4 are accepted with 0.3, the others with 0.9."""
 
 
 def table(seed: int = 0) -> Tensor:
@@ -136,15 +135,15 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, shortest=1, choose="proportional"),
     "uniform": lambda: UniformDrafter(VOCAB),
     "trigram, backing off": counted,
-    "skip-gram": lambda: SkipGramDrafter(COUNTED, 2, VOCAB),
     "table": chain,
     "mixture": lambda: MixtureDrafter(lookup(), chain(), weight=0.6),
     "copy, otherwise a table": lambda: MixtureDrafter(lookup(shortest=2), chain()),
-    "low confidence": lambda: StoppingDrafter(chain(), LowConfidence(0.4)),
-    "high entropy": lambda: StoppingDrafter(chain(), HighEntropy(0.3, 0.4), at_least=1),
-    "calibrated": lambda: CalibratedDrafter(chain(), HALVES, 0.3),
-    "unlikely so far": lambda: StoppingDrafter(chain(), UnlikelySoFar(0.2)),
-    "entropy-guided": lambda: EntropyGuidedDrafter(chain(), 1, 3),
+    "stopped": lambda: StopDrafter(chain(), HALVES, 0.3),
+    "stopped, sampled otherwise": lambda: StopDrafter(chain(), HALVES, 0.3, Sampling(0.7)),
+    "entropy-guided": lambda: EntropyGuidedDrafter(chain(), gamma_max=3),
+    "entropy-guided, cut at the end": lambda: EntropyGuidedDrafter(
+        chain(), Sampling(0.7), gamma_max=3, egag_ema_beta=0.5, max_new_tokens=2
+    ),
     "model": lambda: near("llama"),
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
     "recurrent head": recurrent,
@@ -153,9 +152,9 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "parallel heads": parallel,
     "copy, otherwise a head": lambda: FallbackDrafter(lookup(shortest=2), attending()),
     "copy, otherwise a token of a head": lambda: FallbackDrafter(lookup(shortest=2), attending(most=1)),
-    "model until unsure": lambda: StoppingDrafter(near("llama"), LowConfidence(0.4)),
-    "stopped twice": lambda: StoppingDrafter(StoppingDrafter(near("gpt2"), LowConfidence(0.4)), UnlikelySoFar(0.3)),
-    "copy and stopped": lambda: MixtureDrafter(lookup(), StoppingDrafter(near("llama"), UnlikelySoFar(0.5)), 0.3),
+    "model, entropy-guided": lambda: EntropyGuidedDrafter(near("llama"), gamma_max=3, egag_ema_beta=0.5),
+    "stopped twice": lambda: StopDrafter(EntropyGuidedDrafter(near("gpt2"), gamma_max=3), HALVES, 0.3),
+    "copy and stopped": lambda: MixtureDrafter(lookup(), StopDrafter(near("llama"), HALVES, 0.5), 0.3),
     "copy and an attention head": lambda: MixtureDrafter(lookup(), attending(), weight=0.4),
 }
 """Name -> makes a drafter whose draft tokens are sampled one after the other with the uniforms
@@ -173,10 +172,6 @@ TREES: dict[str, Callable[[], Drafter]] = {
     "tree of depth 2": lambda: TableTreeDrafter(DEPTH_2),
     "tree of a model": lambda: TreeDrafter(near_model("llama"), DEPTH_2, scheme=independent_children),
     "deep tree of a model": lambda: TreeDrafter(near_model("llama"), DEEP),
-    "tree of heads": lambda: HeadTreeDrafter(near_model("llama"), random_head(ParallelHeads(WIDTH, 16, 2)), DEPTH_2),
-    "sampled tree of heads": lambda: HeadTreeDrafter(
-        near_model("llama"), random_head(ParallelHeads(WIDTH, 16, 2)), DEPTH_2, scheme=distinct_children
-    ),
 }
 """Name -> makes a drafter of trees."""
 
@@ -215,6 +210,16 @@ class WeightsIgnored(MixtureDrafter):
         return reported(super().propose(context, uniforms), context, self.second.table)
 
 
+class Discarding(TableDrafter):
+    """Takes back its tokens from the first one on whose probability is below 0.3."""
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        draft_tokens, q = super().propose(context, uniforms)
+        likely = q.gather(-1, draft_tokens[..., None])[..., 0] >= 0.3
+        kept = likely.cumprod(dim=1).bool()
+        return Proposal(draft_tokens.where(kept, -1), q.where(kept[..., None], 0.0))
+
+
 class GreedySoftQ(TableDrafter):
     """Proposes the most probable token, reports the soft distribution."""
 
@@ -233,7 +238,7 @@ BUGS: dict[str, Callable[[], Drafter]] = {
     "q reported raw": lambda: ReportsRaw(table()),
     "match off by one": lambda: MatchOffByOne(VOCAB),
     "mixture weights ignored": lambda: WeightsIgnored(UniformDrafter(VOCAB), chain(), weight=0.7),
-    "discarded tokens": lambda: Discarding(table(), lambda own: own, 0.3),
+    "discarded tokens": lambda: Discarding(table()),
     "greedy tokens, soft q": lambda: GreedySoftQ(table()),
 }
 """Name -> makes a drafter with that bug."""

@@ -20,6 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from audit_studies.bugs.bug import Bug
+from audit_studies.bugs.known_bugs import EXACT, MORE_BUGS, known_bugs
+from audit_studies.bugs.step import leading
 from audit_studies.power import relatives
 from audit_studies.power.compared_samples import (
     FIRST_IS_ARGMAX,
@@ -41,9 +44,6 @@ from specnb.loading import Pair
 from specnb.rules import Outcome
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import Row
-from specnb_audit.bugs.bug import Bug
-from specnb_audit.bugs.step import leading
-from specnb_audit.known_bugs import EXACT, MORE_BUGS, known_bugs
 from studies.study import Study
 
 ALPHA = 1 / (relatives.PERMUTATIONS + 1)  # the smallest level that the permutation test reaches
@@ -62,7 +62,7 @@ def own_samples_matching(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Ten
     return Outcome(accepted, own.gather(-1, accepted[..., None])[..., 0])
 
 
-EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", "-", "step", rule=own_samples_matching,
+EXACT_MATCH = Bug("exact-match", "accepts what equals the target's own sample", "-", rule=own_samples_matching,
                   lossless=True)  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def some_colder(p: Tensor) -> Tensor:
     return torch.where(colder[:, None, None], standardise(p.log(), Sampling(0.7)), p)
 
 
-SOME_COLDER = Bug("some-sequences-colder", "one sequence in seven is sampled at temperature 0.7", "-", "step",
+SOME_COLDER = Bug("some-sequences-colder", "one sequence in seven is sampled at temperature 0.7", "-",
                   p=some_colder, held_out=True)  # fmt: skip
 SUITE = {bug.name: bug for bug in (EXACT, EXACT_MATCH, SOME_COLDER, FIRST_IS_ARGMAX)} | known_bugs(FILTERS) | MORE_BUGS
 

@@ -16,10 +16,10 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
+from audit_studies.bugs.bug import Bug
+from audit_studies.bugs.known_bugs import EXACT, KNOWN_BUGS, generate
 from specnb.loading import Pair, load_pair
 from specnb_audit.auditor import Auditor
-from specnb_audit.bugs.bug import Bug
-from specnb_audit.known_bugs import EXACT, KNOWN_BUGS, generate
 from specnb_audit.numerics import measure_numerics
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from studies import corpus, study

@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from audit_studies.bugs.bug import Bug
+from audit_studies.bugs.known_bugs import EXACT, generate
 from audit_studies.power.engine_checks import at_temperature_0
 from audit_studies.power.random_pair import VOCAB
 from specnb.distributions import Sampling, overlap
 from specnb.loading import Pair
 from specnb.sampler import generate as plain_generate
 from specnb_audit.bets import Row
-from specnb_audit.bugs.bug import Bug
-from specnb_audit.known_bugs import EXACT, generate
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
 from specnb_audit.uniforms import transform
 
@@ -36,7 +36,7 @@ PROMPTS = 10
 BATCH = 200  # completions that are generated together
 ENDS = range(8)  # the end tokens of bugs that need some
 ENDING = ("eos-inside", "after-the-end")
-FIRST_IS_ARGMAX = Bug("first-token-argmax", "the first new token is the most probable one", "-", "loop", held_out=True)
+FIRST_IS_ARGMAX = Bug("first-token-argmax", "the first new token is the most probable one", "-", held_out=True)
 """A bug before the loop: `sampled` chooses the token and gives it to the loop as a part of the
 prompt."""
 

@@ -17,14 +17,14 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from audit_studies.bugs.bug import UNFILTERED, Bug
+from audit_studies.bugs.known_bugs import EXACT, KNOWN_BUGS
+from audit_studies.bugs.known_bugs import generate as generate_wrong
+from audit_studies.bugs.step import argmax_distribution, unchanged
 from specnb.distributions import Sampling, normalise, sample
 from specnb.loading import Pair, load_pair
 from specnb.rules import token_verification
 from specnb.sampler import generate
-from specnb_audit.bugs.bug import UNFILTERED, Bug
-from specnb_audit.bugs.step import argmax_distribution, unchanged
-from specnb_audit.known_bugs import EXACT, KNOWN_BUGS
-from specnb_audit.known_bugs import generate as generate_wrong
 from studies.study import Study
 
 Check = Callable[[Bug, np.random.Generator], bool]

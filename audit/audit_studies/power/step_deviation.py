@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
+from audit_studies.bugs.bug import Bug, Change
+from audit_studies.bugs.step import sampled_as, unchanged
 from specnb.distributions import Conditional, total_variation
 from specnb.enumeration import Emissions, completed, joint_distribution, step_distribution
 from specnb.rules import Rule, token_verification
-from specnb_audit.bugs.bug import Bug, Change
-from specnb_audit.bugs.step import sampled_as, unchanged
 from specnb_audit.kernels.enumeration import random_distributions as random_distributions
 
 POINTS = 2**13

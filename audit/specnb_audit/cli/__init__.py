@@ -1,21 +1,13 @@
-"""The command `specnb-audit`: `specnb-audit audit TOKENS.jsonl --target FOLDER_OR_NAME` and its
-options.
+"""The command `specnb-audit`: `specnb-audit audit TOKENS.jsonl --target FOLDER_OR_NAME` and others.
 
-    audit_options        the options of `specnb-audit audit`
-    audit                what it does
-    collect, tokens_out  `specnb-audit collect`, and the files that it reads and writes; settings:
-                         what it asks for
-    kernels              `specnb-audit kernels`
-    predict              `specnb-audit predict` and `specnb-audit explain`
-
-torch, transformers and scipy, which take seconds, are imported after the options have been read, by
-the commands that need them. Before that, threads are told to sleep while they wait: beside a busy
-program those that spin cost far more.
+torch, transformers and scipy take seconds, so commands import them after options have been read.
+Before that, threads are told to sleep while they wait: those that spin cost far more beside a busy
+program.
 
 Exit status 0: no deviation was found, and what was asked for would have been. 1: exactness is
-rejected. 2: no verdict, and one line on stderr says why and names the file. 3: undecided, and the
-first line of the report says why. 130: interrupted (Ctrl-C), 143: terminated (SIGTERM), both with
-the report on the tokens so far, unless that rejects.
+rejected. 2: no verdict, and one line on stderr says why. 3: undecided, and the first line of the
+report says why. 130 and 143: interrupted and terminated, with the report so far, unless that
+rejects.
 """
 
 from __future__ import annotations
@@ -45,12 +37,11 @@ for _name, _value in (("OMP_WAIT_POLICY", "PASSIVE"), ("GOMP_SPINCOUNT", "0"), (
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM arrived. The audit ends as at Ctrl-C, with the report so far; no handler of
-    `Exception` swallows it."""
+    """SIGTERM arrived: the audit ends as at Ctrl-C. No handler of `Exception` swallows it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status.
+    """Run the command; returns its exit status.
 
     >>> main(["audit", "missing.jsonl", "--target", "."])  # prints one line to stderr
     2
@@ -84,11 +75,8 @@ def _parser() -> argparse.ArgumentParser:
 
 @contextmanager
 def _sigterm_raises() -> Iterator[list[int]]:
-    """SIGTERM raises `Terminated` inside, so that partial files are removed; other threads cannot
-    set handlers.
-
-    The list yielded has an entry once that has happened.
-    """
+    """SIGTERM raises `Terminated` inside, so that partial files are removed; the list yielded then
+    has an entry. Threads other than the main one cannot set handlers."""
     arrived: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield arrived
@@ -117,8 +105,8 @@ def one_line(error: BaseException) -> str:
 
 
 def print_report(report: str) -> None:
-    """Prints to stdout. Raises `ValueError` where that cannot be; a reader that closed the pipe is
-    no error."""
+    """Print to stdout. Raises `ValueError` if that cannot be; a reader that closed the pipe is no
+    error."""
     if sys.stdout is None:
         raise ValueError("the report cannot be printed: stdout is closed")
     try:

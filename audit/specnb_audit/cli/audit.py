@@ -34,16 +34,13 @@ STDIN = Path("-")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Audits, prints the report and returns the exit status. Raises `ValueError` and `OSError` for
-    what cannot be."""
     report = _audited(options)
     print(json.dumps(report.to_dict(), indent=1, allow_nan=False) if options.json else report)
     return 1 if report.rejected else INTERRUPTED if report.interrupted else UNDECIDED if report.undecided else 0
 
 
 def _audited(options: argparse.Namespace) -> Report:
-    """The report. Everything that can be checked without a model is checked before one is
-    loaded."""
+    """The report. What can be checked without a model is checked before one is loaded."""
     sampling, draft_sampling = _claimed(options), _draft_sampling(options)
     progress = True if sys.stderr is not None and sys.stderr.isatty() else _say
     ignore, ends = tuple(options.ignore), (options.eos, options.max_new_tokens)
@@ -81,7 +78,6 @@ def _audited(options: argparse.Namespace) -> Report:
 
 
 def _claimed(options: argparse.Namespace) -> Sampling:
-    """The settings claimed. Raises `ValueError` for settings that cannot be claimed, by name."""
     names = ("temperature", "top_k", "top_p", "min_p", *PENALTIES, *NOT_AUDITED)
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     given["logit_bias"] = dict(_bias(words) for words in options.logit_bias)
@@ -89,7 +85,6 @@ def _claimed(options: argparse.Namespace) -> Sampling:
 
 
 def _bias(words: str) -> tuple[str, float]:
-    """The token and the bias of `ID:BIAS`. Raises `ValueError` for anything else."""
     token, _, bias = words.partition(":")
     try:
         return str(int(token)), float(bias)
@@ -126,7 +121,6 @@ def _constraints(one: Line, min_tokens: int) -> Constraints:
 
 
 def _independent(sequences: Sequence[Line], seeds: Seeds) -> list[Line]:
-    """Without those that repeat a seed."""
     return [one for one in sequences if not seeds.repeated(one)]
 
 
@@ -157,7 +151,6 @@ def _require_device(name: str) -> None:
 
 
 def _requirement(words: str) -> tuple[str, float]:
-    """The kind and the total variation of `KIND:TV`. Raises `ValueError` for anything else."""
     kind, _, size = words.rpartition(":")
     try:
         distance = float(size)
@@ -170,8 +163,7 @@ def _requirement(words: str) -> tuple[str, float]:
 
 
 def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
-    """The model of that name or folder. Raises `ValueError`, naming it, for one that cannot be
-    loaded."""
+    """The model; an error names it."""
     _require_model(name)
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
@@ -184,10 +176,7 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
 
 
 def _require_model(name: str) -> None:
-    """Raises `ValueError` for a path that is not a folder of a model.
-
-    A model's name on the hub has at most one slash; anything else is taken for a path.
-    """
+    """Raises `ValueError` for a path without a model; a name on the hub has at most one slash."""
     folder = Path(name)
     if not name.strip():
         raise ValueError("the name of a model is empty; give a folder or a model's name")
@@ -198,41 +187,19 @@ def _require_model(name: str) -> None:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
-        if what := kind_of_folder(parsed((folder / "config.json").read_bytes()) or {}):
-            raise ValueError(f"{name} {what}")
+        _require_no_int8(name, parsed((folder / "config.json").read_bytes()) or {})
 
 
-def kind_of_folder(config: dict[str, Any]) -> str:
-    """What a folder with this `config.json` is, if it is no model that distributions can be read
-    from; empty for others.
-
-    >>> kind_of_folder({"architectures": ["LlamaForCausalLMEagle3"]})[:19]
-    'is an EAGLE-3 head:'
-    """
-    architecture = " ".join(map(str, config.get("architectures") or ()))
-    algorithm = str(config.get("speculators_model_type", ""))
-    head = "it drafts from the target's hidden states and gives no distributions by itself; leave --draft out"
-    if algorithm:
-        return f"is a draft head in the format of vLLM's speculators ({algorithm}): {head}"
-    if "dflash_config" in config or "DFlash" in architecture:
-        return f"is a DFlash drafter: {head}"
-    if "Eagle" in architecture:
-        return f"is an EAGLE{'-3' * ('Eagle3' in architecture)} head: {head}"
+def _require_no_int8(name: str, config: dict[str, Any]) -> None:
+    """Raises `ValueError` for weights of 8-bit integers, as bitsandbytes, GPTQ and compressed-tensors
+    name them."""
     quantised = config.get("quantization_config") or {}
-    if _bits(quantised) == 8:
-        method = quantised.get("quant_method", "unknown")
-        return (
-            f"has int8 weights ({method}), which depend on the library that multiplies them; give the model that they "
-            "were made from as target, and sequences of the same engine without speculation as --control"
-        )
-    return ""
-
-
-def _bits(quantised: dict[str, Any]) -> int | None:
-    """8 for whole numbers of 8 bits, by the names of bitsandbytes, GPTQ and compressed-tensors."""
-    if quantised.get("load_in_8bit"):
-        return 8
-    groups = quantised.get("config_groups") or {}
-    weights = [one.get("weights") or {} for one in groups.values() if isinstance(one, dict)]
+    groups = (quantised.get("config_groups") or {}).values()
+    weights = [one.get("weights") or {} for one in groups if isinstance(one, dict)]
     whole = any(one.get("num_bits") == 8 and one.get("type") == "int" for one in weights)
-    return 8 if whole or quantised.get("bits") == 8 else None
+    if whole or quantised.get("bits") == 8 or quantised.get("load_in_8bit"):
+        raise ValueError(
+            f"{name} has int8 weights ({quantised.get('quant_method', 'unknown')}), which depend on the library that "
+            "multiplies them; give the model that they were made from as target, and sequences of the same engine "
+            "without speculation as --control"
+        )

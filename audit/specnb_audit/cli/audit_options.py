@@ -58,7 +58,6 @@ exit status:
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to the subparsers `commands`; its options have a function `run`."""
     parser = commands.add_parser(
         "audit",
         help="test generated tokens against the target's distribution",

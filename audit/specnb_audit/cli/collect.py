@@ -1,8 +1,6 @@
-"""`specnb-audit collect`: token ids from a server with the OpenAI-compatible completions API: vLLM,
-llama.cpp, SGLang.
+"""`specnb-audit collect`: token ids from a server with the OpenAI-compatible completions API.
 
-Prompts are sent as token ids to `<url>/v1/completions`. Servers return the ids of a completion in
-one of the places that `token_ids` knows, if asked; a server that returns only text cannot be
+Prompts are sent as token ids to `<url>/v1/completions`. A server that returns text alone cannot be
 audited, because text does not determine its tokens.
 """
 
@@ -62,25 +60,42 @@ def collect(
     timeout: float = TIMEOUT,
     say: Say = to_stderr,
 ) -> int:
-    """Collects completions into the file `out`, in the form that the audit reads; returns how many
-    were added.
+    """Collect completions into the file `out`, in the form that the audit reads.
 
-    url        of the server, such as http://localhost:8000, with or without /v1 and a slash
-    prompts    token ids, begin-of-text token included, or a file of them
-               (`tokens_out.read_prompts`)
-    model      the name that the server knows its model by; default: the first that `/v1/models`
-               lists
-    extra      more entries of each request, such as `{"ignore_eos": True}`
-    count      completions; prompts are repeated with new seeds (default: one for each prompt)
-    parallel   requests that are sent at the same time
-    retries    further attempts after a failed connection or a status that says to try again, each
-               after twice the time of the one before, the first after `wait` seconds
-    timeout    seconds until the whole answer to a request must be here, all attempts together
-    say        gets a line about each further attempt, and about the progress now and then
+    Called again with the same arguments it continues `out`.
 
-    Called again with the same arguments it continues `out`. Raises `ValueError` for an answer
-    without token ids or with too many, for a request that the server refuses, and if `out` was made
-    with other settings; `OSError` where the server cannot be reached or does not answer in time.
+    Parameters
+    ----------
+    url : str
+        Of the server, such as http://localhost:8000, with or without /v1.
+    prompts : list of lists of int, or Path
+        Token ids, begin-of-text token included, or a file of them.
+    model : str, optional
+        Default: the first that `/v1/models` lists.
+    extra : dict, optional
+        More entries of each request, such as `{"ignore_eos": True}`.
+    count : int
+        Completions; prompts are repeated with new seeds. Default: one for each prompt.
+    retries, wait
+        Further attempts after a failed connection or a status that says to try again, each after
+        twice the time of the one before, the first after `wait` seconds.
+    timeout : float
+        Seconds until the whole answer must be here, all attempts together.
+    say : callable
+        Gets lines about attempts and progress.
+
+    Returns
+    -------
+    int
+        How many completions were added.
+
+    Raises
+    ------
+    ValueError
+        For an answer without token ids or with too many, a refused request, and an `out` made with
+        other settings.
+    OSError
+        If the server cannot be reached, or does not answer in time.
     """
     ranges = {
         "count": (count, 0, MOST), "parallel": (parallel, 1, MOST), "retries": (retries, 0, MOST_RETRIES),
@@ -133,8 +148,8 @@ def collect(
 
 
 def body(request: Request, settings: Settings, model: str) -> dict[str, Any]:
-    """The request for one completion; filters that are off are sent as off, because servers have
-    other defaults."""
+    """The request for one completion; filters that are off are sent as off, as servers' defaults
+    differ."""
     return {
         "model": model,
         "prompt": request.prompt,
@@ -154,10 +169,8 @@ def body(request: Request, settings: Settings, model: str) -> dict[str, Any]:
 
 
 def token_ids(answer: dict[str, Any], prompt: Sequence[int]) -> list[int]:
-    """The ids of the completion in a server's answer. Raises `ValueError` if there are none.
-
-    Where the answer also says which prompt the server saw, that must be the one sent: a server that
-    puts a begin-of-text token before it would be audited with the wrong prompt.
+    """The ids of the completion in a server's answer. Raises `ValueError` if there are none, or if
+    the server saw another prompt, as one that adds a begin-of-text token does.
 
     >>> token_ids({"choices": [{"text": "a", "token_ids": [5, 7]}]}, [1])
     [5, 7]
@@ -188,8 +201,7 @@ def token_ids(answer: dict[str, Any], prompt: Sequence[int]) -> list[int]:
 
 
 def _first(answer: dict[str, Any], name: str) -> dict[str, Any]:
-    """The object at `name` in an answer, or the first of a list of them; an empty one for anything
-    else."""
+    """The object at `name`, or the first of a list of them; an empty one for anything else."""
     found = answer.get(name)
     found = found[0] if isinstance(found, list) and found else found
     return found if isinstance(found, dict) else {}
@@ -197,18 +209,14 @@ def _first(answer: dict[str, Any], name: str) -> dict[str, Any]:
 
 class Sender:
     """Sends JSON to a server and tries again where that can help, for `timeout` seconds at most.
-
-    Used by several threads. After an error of one of them, or Ctrl-C, nobody waits for answers to
-    the others.
-    """
+    Used by several threads; after an error of one, or Ctrl-C, nobody waits for the others."""
 
     def __init__(self, base: str, retries: int, wait: float, timeout: float, say: Say) -> None:
         self.base, self.retries, self.wait, self.timeout, self.say = base, retries, wait, timeout, say
         self.ended: Future[None] = Future()
 
     def end(self, error: Exception) -> None:
-        """From now on nothing is sent or waited for: all calls raise `error`, or that of an earlier
-        end."""
+        """From now on all calls raise `error`, or that of an earlier end."""
         with suppress(InvalidStateError):
             self.ended.set_exception(error)
 
@@ -251,8 +259,7 @@ class Sender:
             self.ended.result()
 
     def answer_of(self, url: str, data: bytes | None, seconds: float) -> Answer:
-        """The answer as soon as it is there. Raises `TimeoutError` after `seconds`, and after an
-        end."""
+        """The answer; raises `TimeoutError` after `seconds`, and after an end."""
         answer = exchange(url, data, seconds)
         either: list[Future[Any]] = [answer, self.ended]
         wait_for(either, seconds, FIRST_COMPLETED)
@@ -273,8 +280,7 @@ def is_local(url: str) -> bool:
 
 
 def proxy_of(url: str) -> str | None:
-    """The proxy by which a server is asked, as the environment names it; None: it is asked
-    directly."""
+    """The proxy by which a server is asked; None if directly."""
     parts = urllib.parse.urlsplit(url)
     if is_local(url) or urllib.request.proxy_bypass(parts.netloc):
         return None
@@ -282,10 +288,9 @@ def proxy_of(url: str) -> str | None:
 
 
 def exchange(url: str, data: bytes | None, seconds: float) -> Future[Answer]:
-    """The status and the content of an answer, or where it redirects to, once they are there.
+    """The status and content of an answer, or where it redirects to.
 
-    In a thread that can be left behind, since the time-out of a socket, `seconds`, begins anew with
-    every byte.
+    In a thread that can be left behind: the time-out of a socket begins anew with every byte.
     """
     answer: Future[Answer] = Future()
 
@@ -314,7 +319,6 @@ examples:
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to the subparsers `commands`; its options have a function `run`."""
     words = "collect token ids from an OpenAI-compatible server"
     parser = commands.add_parser("collect", help=words, description=words.capitalize() + ".")
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
@@ -344,8 +348,6 @@ def _object(words: str) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Collects what the options ask for; returns the exit status 0. Raises what `collect`
-    raises."""
     more = {name: getattr(options, name) for name in ("model", "extra", "count", "parallel", "retries", "timeout")}
     collect(options.url, options.prompts, options.out, settings_of(options), **more)
     return 0

@@ -1,5 +1,4 @@
-"""`specnb-audit kernels`: do the acceptance functions of released engines emit the target's
-distribution?"""
+"""`specnb-audit kernels`: what the acceptance functions of released engines emit."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ exit status: 0: all functions are exact to the resolution stated. 1: one deviate
 
 
 def add_to(commands: Any) -> None:
-    """Adds the command to the subparsers `commands`; its options have a function `run`."""
     parser = commands.add_parser("kernels", help="enumerate the acceptance functions of engines", epilog=EXAMPLES)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL", help="of an engine with an adapter")
@@ -30,7 +28,5 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Checks each wheel; returns the exit status. Raises `ValueError` for what is no wheel that has
-    an adapter."""
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, which torch may do
     return int(import_module("specnb_audit.kernels.engines").report(options.wheels, options.quick, options.table))

@@ -1,5 +1,4 @@
-"""`specnb-audit predict` and `specnb-audit explain`: a speed-up from reported figures, and what a step
-costs, from one line of a log or from several."""
+"""`specnb-audit predict` and `specnb-audit explain`: speed-ups from reported figures and from logs."""
 
 from __future__ import annotations
 
@@ -37,7 +36,6 @@ examples:
 
 
 def add_to(commands: Any) -> None:
-    """Adds both commands to the subparsers `commands`; their options have a function `run`."""
     predict = _command(commands, "predict", "a speed-up from reported figures, before any run", PREDICT)
     predict.add_argument("--alpha", type=float, metavar="X", help="mean acceptance probability along sequences")
     predict.add_argument(
@@ -72,8 +70,6 @@ def _command(commands: Any, name: str, words: str, examples: str) -> argparse.Ar
 
 
 def run(options: argparse.Namespace) -> int:
-    """Prints the prediction or the explanation; returns 0. Raises `ValueError` for numbers that
-    cannot be."""
     given = {name: value for name, value in vars(options).items() if value is not None}
     del given["run"]
     command, lines = given.pop("command"), given.pop("lines", None)

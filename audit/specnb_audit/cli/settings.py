@@ -1,8 +1,5 @@
-"""What an engine is asked for: the settings of a generation, and a seed for each prompt.
-
-Only Python's standard library is imported here: adapters run in environments that hold nothing but
-their engine.
-"""
+"""What an engine is asked for. Only Python's standard library is imported here: adapters run in
+environments that hold nothing but their engine."""
 
 from __future__ import annotations
 
@@ -24,16 +21,11 @@ SEED_STRIDE = 100_003
 class Settings:
     """Settings of a generation.
 
-    temperature, top_k, top_p  as the engine names them; temperature 0 is greedy, top_k 0 and top_p
-                               1 are none
-    speculation                one of `SPECULATIONS`
-    gamma                      draft tokens per step
-    seed                       of the run; each prompt has a seed of its own, `seed_of`
+    temperature, top_k, top_p  0 is greedy; top_k 0 and top_p 1 are none
+    speculation                one of `SPECULATIONS`, with `gamma` draft tokens a step
+    seed                       of the run; each prompt has its own, `seed_of`
     max_new_tokens             length of every completion; end tokens are ignored
-    dtype                      `float32`, `bfloat16`, or `default` for the precision that the engine
-                               chooses itself
-
-    Raises `ValueError` for values outside their range.
+    dtype                      `default` is the precision that the engine chooses itself
     """
 
     temperature: float = 1.0
@@ -57,21 +49,17 @@ class Settings:
         _require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
 
     def seed_of(self, prompt: int) -> int:
-        """The seed of prompt number `prompt`: different for all prompts of a run, and below
-        2^31."""
+        """The seed of prompt number `prompt`: different for all prompts of a run, and below 2^31."""
         return (self.seed * SEED_STRIDE + prompt) % 2**31
 
 
 class Request(NamedTuple):
-    """One prompt, and the seed of its completion."""
-
     prompt: list[int]
     seed: int
 
 
 def requests(prompts: Sequence[list[int]], settings: Settings, count: int = 0) -> list[Request]:
-    """A request for each prompt; with `count`, so many, the prompts repeated in their order with
-    new seeds."""
+    """A request for each prompt; with `count`, so many, the prompts repeated with new seeds."""
     numbers = range(count or len(prompts))
     return [Request(prompts[number % len(prompts)], settings.seed_of(number)) for number in numbers]
 
@@ -82,12 +70,10 @@ def _require(condition: bool, name: str, value: object, allowed: str) -> None:
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The settings that the options name."""
     return Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
 
 
 def add_settings(add: Callable[..., Any]) -> None:
-    """Adds the arguments of `Settings`."""
     default = "(default: %(default)s)"
     add("--speculation", choices=SPECULATIONS, default=Settings.speculation, help=f"how tokens are drafted {default}")
     add("--gamma", type=int, default=Settings.gamma, help=f"draft tokens per step {default}")

@@ -1,5 +1,4 @@
-"""Files of prompts and tokens, in JSON lines: written as tokens arrive, continued after an
-interruption."""
+"""Files of prompts and tokens in JSON lines: written as tokens arrive, and continued."""
 
 from __future__ import annotations
 
@@ -17,12 +16,8 @@ Say = Callable[[str], None] | None
 
 
 def read_prompts(file: Path) -> list[list[int]]:
-    """The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one. May
-    be gzipped.
-
-    Raises `ValueError`, with the file and the line, for anything else, and for what is no regular
-    file.
-    """
+    """The prompts of a file: a line is a list of token ids, or an object whose `prompt` is one.
+    Raises `ValueError`, with file and line, for anything else."""
     return [_prompt(line, where) for line, where in lines_in(file, FORM)]
 
 
@@ -35,12 +30,10 @@ def _prompt(line: bytes, where: str) -> list[int]:
 
 
 def complete_lines(file: Path, prompts: Sequence[Sequence[int]], settings: dict[str, Any]) -> int:
-    """The number of prompts that `file` already has a complete line for; a partial line at its end
-    is cut off.
+    """The number of prompts that `file` has a complete line for; a partial last line is cut off.
 
-    Raises `ValueError`, and changes nothing, if the file's lines are not for the first of these
-    prompts, if its first line says that they were made with other `settings`, and for what is no
-    regular file.
+    Raises `ValueError`, and changes nothing, if the lines are not for the first of these prompts,
+    or were made with other `settings`.
     """
     if not file.exists():
         return 0
@@ -70,7 +63,6 @@ def complete_lines(file: Path, prompts: Sequence[Sequence[int]], settings: dict[
 
 
 def parsed(words: str | bytes) -> dict[str, Any] | None:
-    """The JSON object in `words`, or None where there is none."""
     try:
         found = json.loads(words)
     except (ValueError, RecursionError):
@@ -79,7 +71,6 @@ def parsed(words: str | bytes) -> dict[str, Any] | None:
 
 
 def _begins(rest: bytes, prompt: Sequence[int]) -> bool:
-    """Whether `rest` is the beginning of a line for `prompt`, as `write_tokens` writes it."""
     line = json.dumps({"prompt": list(prompt), "tokens": []}).removesuffix("]}").encode()
     return rest[: len(line)] == line[: len(rest)]
 
@@ -87,12 +78,10 @@ def _begins(rest: bytes, prompt: Sequence[int]) -> bool:
 def write_tokens(
     file: Path, prompts: Sequence[list[int]], completions: Iterable[Sequence[int]], say: Say, settings: dict[str, Any]
 ) -> int:
-    """Appends a line for each completion as it arrives; returns the number of tokens written.
+    """Append a line for each completion as it arrives; returns the number of tokens.
 
-    `say` gets a line about the progress at most every 10 seconds, and one at the end. The first
-    line of a new file has the `settings`, too. Without a completion there is no file. Raises
-    `ValueError` if there are fewer completions than prompts, and `OSError` before the first is
-    asked for where the file cannot be written.
+    `say` gets a line about the progress every 10 seconds and at the end. The first line of a new
+    file has the `settings`. Without a completion there is no file.
     """
     start = last = time.monotonic()
     count, done = 0, 0
@@ -119,5 +108,4 @@ def _require_writable(file: Path) -> None:
 
 
 def to_stderr(line: str) -> None:
-    """Prints a line to stderr at once."""
     print(line, file=sys.stderr, flush=True)

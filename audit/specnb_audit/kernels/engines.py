@@ -1,8 +1,8 @@
 """Adapters for the acceptance functions of engines: what `specnb-audit kernels` checks.
 
-An adapter calls a function with `Steps` in the shapes that it takes, and returns the emitted
-tokens. Steps are rows of one batch with different distributions, so wrong strides show. To add one,
-write it, and a `Kernel` in `ENGINES`.
+An adapter calls a function with `Steps` and returns the emitted tokens. Steps are rows of one batch
+with different distributions, so wrong strides show. To add one, write it, and a `Kernel` in
+`ENGINES`.
 """
 
 from __future__ import annotations
@@ -42,13 +42,12 @@ SPAN, STEP, START = 2**40, 2**32, 7
 
 
 class Kernel(NamedTuple):
-    """An acceptance function: its file and adapter, the names of its races, and of uniforms after
-    those of acceptance.
+    """An acceptance function: its file and adapter, its races, and uniforms after those of
+    acceptance.
 
-    A greedy function has neither. With the race `bonus` the adapter samples the bonus token, in
-    place of the engine. Files `beside` are executed before, and theirs are the names that the file
-    imports. `drafted` says which races the engine has sampled draft tokens with, too, and at which
-    positions.
+    A greedy function has neither. With the race `bonus` the adapter samples the bonus token. Files
+    `beside` are executed before. `drafted` says which races the engine has also sampled draft
+    tokens with, and where.
     """
 
     name: str
@@ -64,11 +63,7 @@ class Kernel(NamedTuple):
 
 def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) -> dict[str, Any]:
     """The line of the table: what is found of a function with random p and q, and what was a
-    stand-in.
-
-    `edit` changes the file's syntax tree before. Raises `ValueError` where the wheel does not fit
-    the adapter, and where Triton is missing.
-    """
+    stand-in; `edit` changes its syntax tree before."""
     own = _interpreter() | STAND_INS if kernel.triton else {}
     given, words = {**own}, f"{kernel.file} of {wheel.name} {wheel.version} does not fit its adapter"
     p, q = (random_distributions(vocab, key) for key in KEYS)
@@ -96,8 +91,7 @@ def check(wheel: Wheel, kernel: Kernel, vocab: int, edit: Edit | None = None) ->
 
 
 def _interpreter() -> dict[str, Any]:
-    """Triton, which decides when it is imported whether it interprets kernels; torch may import
-    it."""
+    """Triton, which decides when it is imported whether it interprets kernels."""
     try:
         import triton
         from triton.runtime import interpreter
@@ -114,8 +108,7 @@ def _interpreter() -> dict[str, Any]:
 
 
 def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any]], Callable[..., None]]:
-    """Stands in for vLLM's decorator: a function that returns grid and constants becomes one that
-    starts `kernel`."""
+    """Stands in for vLLM's decorator: a function that returns grid and constants starts `kernel`."""
 
     def decorate(dispatch: Callable[..., Any]) -> Callable[..., None]:
         def launch(*args: Any, **named: Any) -> None:
@@ -130,8 +123,6 @@ def _launcher(kernel: Any, warmup_inputs: object) -> Callable[[Callable[..., Any
 
 
 def winners(race: Tensor, weights: Tensor) -> Tensor:
-    """The tokens with the smallest noise / weight, samples of `weights` if the noise is
-    exponential."""
     return (race / weights).argmin(-1)
 
 
@@ -193,8 +184,7 @@ def _lmdeploy(names: dict[str, Any], steps: Steps) -> Tensor:
 
 
 def _vllm2(names: dict[str, Any], steps: Steps, block: bool = False) -> Tensor:
-    """Before the steps there is a request with a single draft token; requests have their states in
-    falling order."""
+    """As `_vllm`; requests have their states in falling order."""
     rows, last = torch.cat([torch.zeros(1).long(), torch.arange(len(steps.p))]), len(steps.p)
     uniforms = torch.nn.functional.pad(steps.uniforms, (0, GAMMA + 1 - steps.uniforms.shape[1]), value=0.5)
     lengths = torch.tensor([2, *[GAMMA + 1] * last])
@@ -214,8 +204,7 @@ def _vllm2(names: dict[str, Any], steps: Steps, block: bool = False) -> Tensor:
 
 
 def _drafted(names: dict[str, Any]) -> dict[str, int]:
-    """Samples draft tokens at the positions of a request, as the engine's drafters do, and looks at
-    the offsets."""
+    """Samples draft tokens as the engine's drafters do, and looks at the offsets."""
     sample, places = names["gumbel_sample"], torch.arange(GAMMA)
     more = {"is_drafting": True} if "is_drafting" in signature(sample).parameters else {}
     with _generator(names, torch.full((1, GAMMA + 1), 0.5), torch.ones(1, GAMMA + 1, 2)) as offsets:
@@ -231,8 +220,8 @@ def _generator(names: dict[str, Any], uniforms: Tensor, races: Tensor) -> Iterat
     """Stands in for vLLM's and Triton's functions of a seed and an offset; yields the offsets of
     races.
 
-    The seed of a request is its row in `uniforms` (requests, positions) and `races` (requests,
-    positions, vocab), and an offset is a position. Races have the noise -log(1 - u).
+    The seed of a request is its row in `uniforms` and `races`, an offset is a position, and races
+    have the noise -log(1 - u).
     """
     language, offsets, noise = _interpreter()["tl"], set[int](), -(-races).expm1().numpy()
 
@@ -254,7 +243,6 @@ def _generator(names: dict[str, Any], uniforms: Tensor, races: Tensor) -> Iterat
 
 
 def _filled(like: Any, numbers: Any) -> Any:
-    """A tensor of Triton's interpreter with these numbers."""
     made = like.to(_interpreter()["tl"].float32)
     made.handle.data = numbers.astype(np.float32)
     return made
@@ -290,7 +278,7 @@ ENGINES: dict[str, list[Kernel]] = {
 
 
 def report(paths: Sequence[Path], quick: bool, table: Path | None = None) -> int:
-    """Prints what is found of each wheel's functions, and writes it to `table`; returns the exit
+    """Print what is found of each wheel's functions, and write it to `table`; returns the exit
     status."""
     wheels, lines = [open_wheel(path, ENGINES) for path in paths], []
     vocabs = (3,) if quick else (3, 4, 5)

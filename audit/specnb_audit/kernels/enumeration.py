@@ -1,14 +1,12 @@
 """The distribution of what one step emits, found by asking the sampler with scripted random
 numbers.
 
-Random numbers are of two kinds. A *uniform* is compared with thresholds; a *race* is a vector of
-standard exponentials E, won by the token with the smallest E / weight (Gumbel noise and
-`torch.multinomial` are races). Neither thresholds nor weights are assumed: where the emitted tokens
-change with a uniform is searched by halving intervals, and a token's weight is the noise at which
-it stops to win against another. Searches look first at both sides of values that the token rule
-would have, and halve intervals where those are wrong. It is assumed that all thresholds together
-form a grid of cells, and that one race decides within a cell. Steps with all noise random are
-compared with what follows from that.
+A *uniform* is compared with thresholds; a *race* is a vector of standard exponentials E, won by the
+token with the smallest E / weight (Gumbel noise and `torch.multinomial` are races). Neither
+thresholds nor weights are assumed: where the emitted tokens change with a uniform is searched by
+halving intervals, beginning beside the values that the token rule would have, and a token's weight
+is the noise at which it stops to win. It is assumed that all thresholds form a grid of cells, and
+that one race decides within a cell; steps with all noise random are compared with what follows.
 """
 
 from __future__ import annotations
@@ -64,7 +62,7 @@ def random_distributions(vocab: int, *key: int) -> Conditional:
 
 class Steps(NamedTuple):
     """Steps of a sampler, a row each: p (rows, gamma + 1, vocab), q (rows, gamma, vocab), draft
-    tokens, and noise."""
+    tokens, noise."""
 
     p: Tensor
     q: Tensor
@@ -76,13 +74,11 @@ class Steps(NamedTuple):
 class Found(NamedTuple):
     """What was found of one sampler.
 
-    total_variation  between the distribution of emitted tokens, followed by the target's, and the
-                     target's alone
-    resolution       how far that may be off, by the width of the intervals searched and rounding in
-                     float32
-    prefix           after which the next token deviates most, by a total variation of `deviation`
-    surprises        of `draws` steps with all noise random, those that emitted something else than
-                     predicted
+    total_variation  between the joint distributions of emitted tokens and of the target's own
+    resolution       how far that may be off
+    prefix           after which the next token deviates most, by `deviation`
+    surprises        of `draws` steps with all noise random, those with another result than
+    predicted
     decides          for each random number, the positions at which a token depends on it
     """
 
@@ -96,16 +92,15 @@ class Found(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """`exact`, `deviates`, or `not understood` where steps with random noise were not as
-        predicted."""
+        """`exact`, `deviates`, or `not understood` after surprises."""
         if self.surprises:
             return "not understood"
         return "exact" if self.total_variation <= self.resolution else "deviates"
 
 
 class Cell(NamedTuple):
-    """The uniforms between some thresholds: there token v is emitted as `emitted[v]` if it wins
-    `race` (-1: none)."""
+    """Uniforms between some thresholds: token v is emitted as `emitted[v]` if it wins `race` (-1:
+    none)."""
 
     sides: tuple[tuple[float, float], ...]
     race: int
@@ -117,9 +112,8 @@ class Enumeration:
     """Enumerates steps of `sampler`, whose random numbers are named `uniforms` and `races`.
 
     sampler  from `Steps` to the tokens emitted by each (rows, gamma + 1), with -1 after the last
-    p, q     the target's and the draft's distributions after each prefix; draft tokens have the
-             probabilities of q
-    drafted  races whose noise has sampled the draft token at a position, too, by their names
+    p, q     distributions after each prefix; draft tokens have the probabilities of q
+    drafted  races whose noise has sampled the draft token at a position, too
     """
 
     def __init__(
@@ -136,13 +130,10 @@ class Enumeration:
         self.decides: dict[str, set[int]] = {name: set() for name in [*uniforms, *races]}
 
     def ask(self, row: int, noise: list[Noise]) -> list[Tokens]:
-        """What is emitted with the draft tokens of one row; a step with others is before them, so
-        that strides show."""
+        """What is emitted with the draft tokens of one row; a step with others is before them."""
         return self.emitted([(row + 1) % len(self.p), *[row] * len(noise)], [*noise[:1], *noise])[1:]
 
     def emitted(self, rows: list[int], noise: list[Noise]) -> list[Tokens]:
-        """What is emitted with the draft tokens of `rows` and this noise. Raises `ValueError` for
-        what is no token."""
         uniforms = torch.tensor([one for one, _ in noise], dtype=torch.float64).reshape(len(rows), len(self.uniforms))
         races = torch.stack([race for _, race in noise])
         tokens = self.sampler(Steps(self.p[rows], self.drafts.q[rows], self.drafts.tokens[rows], uniforms, races))
@@ -152,8 +143,8 @@ class Enumeration:
         return [tuple(row[:length]) for row, length in zip(tokens.tolist(), lengths, strict=True)]
 
     def found(self, draws: int = 500, seed: int = 1) -> Found:
-        """What was found, with `draws` steps with random noise. Raises `ValueError` where two races
-        decide at once."""
+        """What was found, with `draws` random steps. Raises `ValueError` where two races decide at
+        once."""
         cells = [self.cells(row) for row in range(len(self.p))]
         emitted = Emissions()
         for row, chance in enumerate(self.drafts.probability.tolist()):
@@ -169,7 +160,6 @@ class Enumeration:
         return Found(*self.compared(emitted, resolution), self.surprises(cells, draws, seed), draws, self.decides)
 
     def cells(self, row: int) -> list[Cell]:
-        """The cells of one row of draft tokens."""
         points = [EDGE + at * (1 - 2 * EDGE) / PARTS for at in range(PARTS + 1)]
         guesses, weights = self.guesses(row)
         edges = list[list[float]]()
@@ -188,8 +178,7 @@ class Enumeration:
         return [self.cell(row, sides, weights) for sides in product(*map(pairwise, edges))]
 
     def guesses(self, row: int) -> tuple[list[float], Tensor]:
-        """Thresholds that exact rules have, and logarithms of the weights of their races
-        (distributions, vocab)."""
+        """Thresholds that exact rules have, and logarithms of the weights of their races."""
         p, q = self.p[row], self.drafts.q[row]
         ratios = (p[:-1] / q).gather(1, self.drafts.tokens[row, :, None])
         left = torch.cat([p, (p[:-1] - q).clamp_min(0)])
@@ -227,14 +216,12 @@ class Enumeration:
 
     def raced(self, race: int, noise: Mapping[int, float], others: float = EVEN) -> Tensor:
         """Races that are even but for one, in which some tokens have this noise and the others
-        another one."""
+        another."""
         races = self.even.clone()
         races[race] = torch.tensor([noise.get(token, others) for token in range(self.vocab)], dtype=torch.float64)
         return races
 
     def surprises(self, cells: list[list[Cell]], draws: int, seed: int) -> int:
-        """How many steps with random draft tokens and all noise random emit something else than
-        predicted."""
         generator = torch.Generator().manual_seed(seed)
         rows = torch.randint(len(self.p), (draws,), generator=generator).tolist()
         uniforms = torch.rand(draws, len(self.uniforms), generator=generator, dtype=torch.float64).tolist()
@@ -246,7 +233,6 @@ class Enumeration:
         return wrong
 
     def compared(self, emitted: Emissions, resolution: float) -> tuple[float, float, Tokens, float]:
-        """The first four fields of `Found`."""
         joint = completed({key: p for key, p in emitted.items() if key and -1 not in key}, self.target, self.length)
         off = (joint - joint_distribution(self.target, self.length)).abs().sum() + (1 - joint.sum()).clamp_min(0)
         found: dict[Tokens, float] = {(): 1.0}
@@ -272,8 +258,7 @@ def search(points: list[float], ask: Ask, guesses: list[float], width: float) ->
 
 
 def _between(low: float, high: float, guesses: list[float], width: float) -> list[float]:
-    """Where to look in an interval: beside the middle one of the guesses in it, at its middle, or
-    nowhere."""
+    """Where to look in an interval: beside the middle guess in it, at its middle, or nowhere."""
     if high - low <= 1.01 * width:
         return []
     inside = guesses[bisect(guesses, low + width) : bisect(guesses, high - width)]
@@ -286,12 +271,11 @@ def _changes(points: list[float], tokens: list[Tokens]) -> list[Change]:
 
 
 def won_together(one: Tensor, other: Tensor) -> Tensor:
-    """The probability (vocab, vocab) that x wins with the weights `one` and y with `other`, the
-    noise being the same.
+    """The probability (vocab, vocab) that x wins with the weights `one` and y with `other`, by one
+    noise.
 
     With r the ratio of the times at which they win, it is the integral of one[x] other[y] / s(r)^2
-    over the r from one[y] / other[y] to one[x] / other[x], where s(r) sums max(one, other r) over
-    the tokens.
+    over r from one[y] / other[y] to one[x] / other[x], where s(r) sums max(one, other r).
     """
     other = other.clamp_min(SMALLEST)
     edges, order = (one / other).sort()

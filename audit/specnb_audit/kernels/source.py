@@ -32,8 +32,7 @@ class Wheel(NamedTuple):
 
 
 def open_wheel(path: Path, names: Collection[str]) -> Wheel:
-    """The wheel at `path`. Raises `ValueError` for anything else, and for packages that are not in
-    `names`."""
+    """The wheel at `path`. Raises `ValueError` for anything else, and for packages not in `names`."""
     name, *rest = path.name.split("-")
     if path.suffix != ".whl" or not rest or not zipfile.is_zipfile(path):
         raise ValueError(f"{path} {'is no wheel' if path.exists() else 'is missing'}; give a file NAME-VERSION-....whl")
@@ -44,8 +43,7 @@ def open_wheel(path: Path, names: Collection[str]) -> Wheel:
 
 
 class StandIn:
-    """Takes the place of anything: it can be called, indexed and subclassed, and leaves what it
-    decorates as it is."""
+    """Takes the place of anything: it can be called, indexed and subclassed."""
 
     def __init__(self, *ignored: object) -> None: ...
 
@@ -71,11 +69,8 @@ class StandIn:
 
 def load(text: str, file: str, given: Mapping[str, Any], edit: Edit | None = None) -> tuple[dict[str, Any], list[str]]:
     """What `file` with the content `text` defines, and which of `given` it imported from its own
-    package.
-
-    Names imported from its own package are those of `given`, or else a `StandIn`. Nothing is
-    written to disk: Triton reads a kernel's source again, from Python's cache of lines.
-    """
+    package; other names of that package are a `StandIn`. Nothing is written to disk: Triton
+    reads a kernel's source from Python's cache of lines."""
     tree = ast.parse(text)
     if edit is not None:
         edit(tree)

@@ -10,7 +10,6 @@ import functools
 import io
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -221,28 +220,6 @@ def test_bad_settings_are_named_before_a_model_is_loaded(short: Path, monkeypatc
     for option, value in bad.items():
         assert value in refused("audit", short, "--target", "some/name", option, value)
     assert files(short.parent) == {"short.jsonl": SHORT}
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("", "the name of a model is empty; give a folder or a model's name"),
-        ("short.jsonl", "short.jsonl is a file; give the folder that holds config.json and the weights"),
-        ("none/here/at/all", "there is no folder"),
-        (".", "has no config.json; give the folder that holds it and the weights"),
-        ("model.safetensors", "cannot load the model"),
-        ("config.json", "cannot load the model"),
-    ],
-)
-def test_models_that_cannot_be_used_are_named(name: str, words: str, model: Path, short: Path) -> None:
-    folder = short.parent / name if name else ""
-    if name in ("model.safetensors", "config.json"):
-        folder = short.parent / "damaged"
-        shutil.copytree(model, folder)
-        (folder / name).write_bytes((folder / name).read_bytes()[:50])
-    said = refused("audit", short, "--target", model, "--draft", folder)
-    assert words in said
-    assert str(folder) in said
 
 
 def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@ without token ids."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import threading
 import time
@@ -126,15 +125,6 @@ def test_a_server_that_stays_busy_ends_it_and_what_arrived_is_continued(server: 
     assert collect(server.url, PROMPTS, out, say=None) == 0
 
 
-def test_seeds_do_not_depend_on_whether_it_was_continued(server: Server, tmp_path: Path) -> None:
-    collect(server.url, PROMPTS, tmp_path / "whole.jsonl", parallel=1, say=None)
-    whole = [one["seed"] for one in server.requests]
-    server.requests.clear()
-    for end in (2, len(PROMPTS)):
-        collect(server.url, PROMPTS[:end], tmp_path / "parts.jsonl", parallel=1, say=None)
-    assert [one["seed"] for one in server.requests] == whole
-
-
 def test_a_file_made_with_other_settings_is_not_continued(server: Server, tmp_path: Path) -> None:
     out, cooler = tmp_path / "tokens.jsonl", Settings(temperature=0.7)
     collect(server.url, PROMPTS[:2], out, cooler, extra={"echo": False}, say=None)
@@ -195,17 +185,6 @@ def test_an_answer_that_never_ends_leaves_no_file_and_holds_up_nothing(server: S
     assert not out.exists()
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_asked_for(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        collect(server.url, PROMPTS, tmp_path / "missing" / "tokens.jsonl", say=None)
-    assert server.requests == []
-
-
-def test_every_option_has_a_help_text() -> None:
-    module.add_to(commands := argparse.ArgumentParser().add_subparsers())
-    assert not [action.dest for action in commands.choices["collect"]._actions if not action.help]
-
-
 def test_a_refused_request_is_not_repeated(server: Server, tmp_path: Path) -> None:
     server.failures = [400]
     with pytest.raises(ValueError, match="answered 400"):
@@ -239,47 +218,6 @@ def test_a_file_of_something_else_is_never_changed(server: Server, old: bytes, t
     with pytest.raises(ValueError, match=r"tokens.jsonl, line 1 is not for prompt 1: the file is of other prompts"):
         collect(server.url, PROMPTS, out, say=None)
     assert out.read_bytes() == old
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (["--url", "http://127.0.0.1:9", "--retries", "0"], "127.0.0.1:9/v1/models failed 1 times"),
-        (["--url", "name"], "is no URL"),
-        (["--count", "-1"], "count is -1; it must be from 0 to 10,000,000"),
-        (["--parallel", "0"], "parallel is 0"),
-        (["--retries", "99"], "retries is 99"),
-        (["--timeout", "0"], "timeout is 0.0; it must be from 0.1 to 10,000,000"),
-        (["--prompts", "no\nne.jsonl"], "specnb-audit: 'no\\nne.jsonl': No such file or directory\n"),
-        (["--out", "miss\ning/tokens.jsonl"], "specnb-audit: 'miss\\ning/tokens.jsonl': No such file or directory\n"),
-        (["--temperature", "-1"], "temperature is -1.0; it must be 0 (greedy) or positive and finite"),
-        (["--top-p", "0"], "top_p is 0.0"),
-        (["--out", "prompts.jsonl"], "is the file of prompts; give another file for the tokens"),
-        (["--prompts", "none.jsonl"], "none.jsonl: No such file or directory"),
-        (["--prompts", "words.jsonl"], "words.jsonl, line 1 is not JSON"),
-        (["--extra", "[1]"], "give a JSON object"),
-    ],
-)
-def test_bad_arguments_of_the_command(
-    server: Server,
-    given: list[str],
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("prompts.jsonl").write_text("[1]\n")
-    Path("words.jsonl").write_text("nothing\n")
-    usual = ["collect", "--url", server.url, "--prompts", "prompts.jsonl", "--out", "tokens.jsonl"]
-    status: object
-    try:
-        status = cli.main([*usual, *given])
-    except SystemExit as left:
-        status = left.code
-    assert status == 2
-    assert words in capsys.readouterr().err
-    assert not Path("tokens.jsonl").exists()
 
 
 def test_a_local_server_is_asked_past_a_proxy(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,6 @@ INT8 = {"num_bits": 8, "type": "int"}
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        (LLAMA | {"architectures": ["LlamaForCausalLMEagle3"]}, "is an EAGLE-3 head: "),
-        (LLAMA | {"architectures": ["EagleLlamaForCausalLM"]}, "is an EAGLE head: "),
-        ({"speculators_model_type": "eagle3"}, r"in the format of vLLM's speculators \(eagle3\): "),
-        ({"model_type": "qwen3", "dflash_config": {"block_size": 8}}, "is a DFlash drafter: "),
         (LLAMA | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}, "has int8 weights"),
         (LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 8}}, r"has int8 weights \(gptq\)"),
         (LLAMA | {"quantization_config": {"config_groups": {"a": {"weights": INT8}}}}, "has int8 weights"),

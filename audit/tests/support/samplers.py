@@ -13,11 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from audit_studies.bugs.bug import Change
 from specnb.distributions import normalise, sample
 from specnb.rules import Rule, token_verification
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import Row
-from specnb_audit.bugs.bug import Change
 from specnb_audit.report import Report
 
 Array = NDArray[np.float64]

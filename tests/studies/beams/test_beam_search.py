@@ -80,7 +80,7 @@ def test_every_tree_gives_the_same_states(case: str) -> None:
 @pytest.mark.parametrize("bug", BEAM_BUGS)
 def test_planted_bugs_of_the_search_are_found(bug: str) -> None:
     assert any(
-        enumerate_trees(DyadicLogProbs(vocab, seed), chosen, width, gamma, BEAM_BUGS[bug].rule).different
+        enumerate_trees(DyadicLogProbs(vocab, seed), chosen, width, gamma, BEAM_BUGS[bug]).different
         for (vocab, chosen, width, gamma), seed in product(CASES.values(), range(2))
     )
 

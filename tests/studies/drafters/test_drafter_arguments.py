@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from drafter_kinds import VOCAB, WIDTH, TableDrafter, attending, near_model, recurrent, table
+from drafter_kinds import HALVES, VOCAB, TableDrafter, attending, counted, recurrent, table
 from tiny import llama
 
-from specnb.drafters import Context, Drafter, MixtureDrafter
+from specnb.distributions import Sampling
+from specnb.drafters import Context, Drafter
 from specnb.heads import FallbackDrafter
-from specnb.ngram import UniformDrafter
+from specnb.ngram import NgramDrafter, UniformDrafter
 from specnb.rules import Outcome
 from specnb.sampler import generate
-from studies.drafters.heads import FeatureDrafter, ParallelHeads, RecurrentHead
-from studies.drafters.length import LowConfidence, StoppingDrafter
-from studies.drafters.skip_gram import SkipGramDrafter
+from studies.drafters.egag import EntropyGuidedDrafter
+from studies.drafters.length import StopDrafter
+
+FOUR = UniformDrafter(VOCAB)
 
 
 @pytest.mark.parametrize(
     ("make", "arguments", "message"),
     [
-        (FeatureDrafter, (near_model("llama"), ParallelHeads(WIDTH, 16, 2)), "give one of the class RecurrentHead"),
-        (type(attending()), (near_model("llama"), RecurrentHead(WIDTH, 16)), "give one of the class AttentionHead"),
-        (FeatureDrafter, (near_model("llama"), RecurrentHead(4, 16)), "width 4, and LlamaForCausalLM has 8; give the"),
-        (FeatureDrafter, (near_model("llama"), RecurrentHead(WIDTH, 16).double()), "torch.float64 on cpu, and the"),
-        (StoppingDrafter, (UniformDrafter(VOCAB), LowConfidence(0.1), -1), "at_least is -1"),
-        (StoppingDrafter, (UniformDrafter, LowConfidence(0.1)), "drafter is the class UniformDrafter"),
-        (StoppingDrafter, (UniformDrafter(VOCAB), 0.1), "stop is 0.1; it must be a stopping rule, such as"),
-        (MixtureDrafter, (UniformDrafter(VOCAB), SkipGramDrafter([0, 1, 2], 1, 4)), "second is a SkipGramDrafter"),
+        (StopDrafter, (UniformDrafter, HALVES, 0.1), "drafter is <class .*UniformDrafter"),
+        (StopDrafter, (NgramDrafter(counted().model, Sampling(0)), HALVES, 0.1), "drafter samples otherwise than from"),
+        (partial(EntropyGuidedDrafter, FOUR, gamma_min=0), (), "gamma_min is 0"),
+        (partial(EntropyGuidedDrafter, FOUR, gamma_min=3, gamma_max=2), (), "gamma_max is 2; .* from 3"),
+        (partial(EntropyGuidedDrafter, FOUR, egag_ema_beta=1.0), (), "egag_ema_beta is 1.0"),
+        (partial(EntropyGuidedDrafter, FOUR, egag_ema_beta=-0.1), (), "egag_ema_beta is -0.1"),
+        (partial(EntropyGuidedDrafter, FOUR, max_new_tokens=0), (), "max_new_tokens is 0"),
     ],
 )
 def test_bad_arguments_are_refused(make: Callable[..., Any], arguments: Any, message: str) -> None:
@@ -58,7 +60,8 @@ class Told(TableDrafter):
     "around",
     [
         lambda told: FallbackDrafter(told, attending()),
-        lambda told: StoppingDrafter(told, LowConfidence(0.4)),
+        lambda told: StopDrafter(told, HALVES, 0.3),
+        EntropyGuidedDrafter,
     ],
 )
 def test_the_parts_of_a_drafter_are_told_what_became_of_its_tokens(around: Callable[[Drafter], Drafter]) -> None:

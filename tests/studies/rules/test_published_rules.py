@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distance, distribution_pair, first_distributions
+from distributions_for_tests import PAIRS, distance, distribution_pair
 from torch import Tensor
 
-from specnb.enumeration import Drafts, completed, expected_accepted, joint_distribution, step_distribution
-from specnb.rules import PlannedRule, block_verification, recursive_rejection
-from specnb.trees import TokenTree
+from specnb.enumeration import completed, expected_accepted, joint_distribution, step_distribution
+from specnb.rules import PlannedRule, block_verification
+from specnb.trees import Scheme, TokenTree, independent_children
 from studies.rules import published_rules as module
-from studies.rules.merged_drafts import first_appearances, from_several, hub_pairs, independent, merged, selected
 from studies.rules.published_rules import (
     best_path_block,
     chosen_path,
     hierarchical_verification,
     hierarchical_verification_code,
     hierarchical_verification_file,
+    hub_children,
     spechub,
     spechub_code,
     with_shortcut,
@@ -30,6 +30,12 @@ P, Q = torch.tensor([0.05, 0.35, 0.2, 0.4]).double(), torch.tensor([0.4, 0.3, 0.
 THIRDS = torch.tensor([1, 2]).double() / 3
 RIGHT = module._power_sum
 every_kind = pytest.mark.parametrize("kind", PAIRS)
+
+
+def first_token(rule: PlannedRule, p: Tensor, q: Tensor, k: int, scheme: Scheme = independent_children) -> Tensor:
+    """The distribution of the first token that is emitted, with k draft tokens for one position."""
+    made = step_distribution(rule, lambda _: p, lambda _: q, (-1,) * k, scheme=scheme)
+    return completed(made, lambda _: p, 2).sum(-1)
 
 
 def float64(*numbers: float) -> Tensor:
@@ -88,7 +94,7 @@ def test_of_many_tokens_with_equal_ratios_the_lowest_is_chosen() -> None:
 @pytest.mark.parametrize("power", [lambda a, b, k: torch.ones_like(a), lambda a, b, k: RIGHT(a, b, k - 1)])
 def test_verification_with_q_or_as_of_one_path_fewer_is_found(power: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_power_sum", power)
-    assert distance(selected(best_path_block, P, independent(Q, 3))[0], P) > 1e-3
+    assert distance(first_token(best_path_block, P, Q, 3), P) > 1e-3
 
 
 # SpecHub's code
@@ -98,43 +104,10 @@ def test_spechub_s_code_is_off_where_the_target_is_nearly_certain() -> None:
     q, certain = float64(0.5, 0.3, 0.2), torch.tensor(1 - 1e-3, dtype=torch.float64)
     for hub, shortcut in ((certain, False), (torch.nextafter(certain, torch.ones(())), True)):
         p = torch.stack([hub, (1 - hub) / 2, (1 - hub) / 2])
-        off = distance(selected(spechub_code, p, hub_pairs(q, 2))[0], p)
+        off = distance(first_token(spechub_code, p, q, 2, hub_children), p)
         assert off == pytest.approx(1e-3 if shortcut else 0.0, abs=1e-12)
         for tokens, only_hub in (([1, 0], [0.0, 1.0]), ([0, 2], [1.0, 0.0])):
             accept, after = with_shortcut(p, q.expand(2, -1), torch.tensor(tokens))
             exact = spechub(p, q.expand(2, -1), torch.tensor(tokens))
             assert accept.tolist() == (only_hub if shortcut else exact[0].tolist())
             assert torch.equal(after, exact[1])
-
-
-# Merged drafts
-
-
-def listed(drafts: Drafts) -> list[tuple[list[int], float, list[list[float]]]]:
-    return list(zip(drafts.tokens.tolist(), drafts.probability.tolist(), drafts.q.tolist(), strict=True))
-
-
-def test_merged_drafts_in_full() -> None:
-    own, none = [0.75, 0.25], [0.0, 0.0]
-    once, pair = [own, none], [own, own]
-    drafts = independent(float64(*own), 2)
-    chances = (0.5625, 0.1875, 0.1875, 0.0625)
-    assert listed(merged(drafts, shuffled=False)) == [
-        ([0, -1], chances[0], once), ([0, 1], chances[1], pair),
-        ([1, 0], chances[2], pair), ([1, -1], chances[3], once),
-    ]  # fmt: skip
-    shuffled = listed(merged(drafts, shuffled=True))
-    assert [(tokens, chance) for tokens, chance, _ in shuffled[1:5]] == [
-        (order, 0.09375) for order in ([0, 1], [1, 0], [1, 0], [0, 1])
-    ]
-    assert [q for *_, q in listed(first_appearances(drafts))] == [once, [own, [0, 1]], [own, [1, 0]], once]
-    several = from_several(torch.stack([float64(0.5, 0.0, 0.5), float64(0.0, 0.75, 0.25)]))
-    assert several.tokens.tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]
-    assert several.probability.tolist() == [0.375, 0.125, 0.375, 0.125]
-
-
-@every_kind
-def test_merging_is_exact_with_the_q_that_the_children_really_have(kind: str) -> None:
-    p, q = first_distributions(kind, 3)
-    assert distance(selected(recursive_rejection, p, first_appearances(independent(q, 3)))[0], p) < 1e-12
-    assert distance(selected(recursive_rejection, p, from_several(torch.stack([q, p, q])))[0], p) < 1e-12

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +11,10 @@ import pytest
 import torch
 
 from audit_studies.engines.adapters import Models
-from audit_studies.engines.adapters.__main__ import ENGINES, adapter, main
+from audit_studies.engines.adapters.__main__ import ENGINES, adapter
 from specnb.loading import TRAINED_PAIR
 from specnb_audit.cli.settings import SPECULATIONS, Request, Settings
 from specnb_audit.setting_names import ENGINE_ORDERS
-from specnb_audit.token_file import read_tokens
 
 
 def test_an_adapter_says_what_it_supports() -> None:
@@ -32,55 +30,6 @@ def test_adapters_import_nothing_but_python() -> None:
     code = f"import sys, {', '.join(names)}; print([m for m in ('torch', 'transformers', 'numpy') if m in sys.modules])"
     made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert made.stdout.strip() == "[]"
-
-
-@pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Models, Settings]]:
-    """An engine that continues a prompt with its seed; `asked` is what it was asked for."""
-    asked = []
-
-    def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
-        asked.append((models, settings))
-        yield from ([request.seed, 1] for request in requests)
-
-    fake = SimpleNamespace(PACKAGE="fake", SUPPORTED=("none", "draft"), generate=generate)
-    monkeypatch.setattr("audit_studies.engines.adapters.__main__.adapter", lambda name: fake)
-    return asked
-
-
-def arguments(tmp_path: Path, *more: str) -> list[str]:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text("[0, 5]\n[0, 7]\n")
-    out = tmp_path / "tokens.jsonl"
-    return ["openvino", "--target", "t", "--prompts", str(prompts), "--out", str(out), *more]
-
-
-def test_the_command_writes_what_the_audit_reads_and_continues(
-    engine: list[tuple[Models, Settings]], tmp_path: Path
-) -> None:
-    given = arguments(tmp_path, "--count", "5", "--seed", "3", "--temperature", "0.7")
-    assert main(given) == 0
-    out = tmp_path / "tokens.jsonl"
-    whole = out.read_bytes()
-    assert [one.prompt for one in read_tokens(out)] == [[0, 5], [0, 7], [0, 5], [0, 7], [0, 5]]
-    assert [one.tokens[0] for one in read_tokens(out)] == [Settings(seed=3).seed_of(number) for number in range(5)]
-    out.write_bytes(whole[: len(whole) // 2])
-    assert main(given) == 0
-    assert out.read_bytes() == whole
-    assert main(given) == 0
-    assert len(engine) == 2, "a complete file needs no engine"
-    assert engine[0][1].temperature == 0.7
-
-
-def test_what_an_engine_does_not_have_is_refused_by_name(
-    engine: list[tuple[Models, Settings]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments(tmp_path, "--speculation", "lookup")) == 2
-    assert "no speculation of kind 'lookup'; it has none, draft" in capsys.readouterr().err
-    given = arguments(tmp_path)
-    (tmp_path / "prompts.jsonl").unlink()
-    assert main(given) == 2
-    assert "prompts.jsonl" in capsys.readouterr().err
 
 
 def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(
@@ -104,14 +53,6 @@ def test_llama_cpp_is_asked_for_the_order_of_filters_that_is_audited(
     assert asked[0]["samplers"] == audited
     assert (asked[0]["min_p"], asked[0]["repeat_penalty"]) == (0.0, 1.0)
     assert asked[0]["ignore_eos"] is False, "it would remove the end token from the distribution"
-
-
-def test_an_error_of_llama_cpp_is_not_taken_for_an_answer() -> None:
-    from audit_studies.engines.adapters.llama_cpp import _answer
-
-    server = SimpleNamespace(handle_completions=lambda request: json.dumps({"error": {"message": "too long"}}))
-    with pytest.raises(ValueError, match="too long"):
-        _answer(server, {})
 
 
 def test_transformers_assisted_generation_keeps_the_prompt_apart() -> None:

@@ -1,29 +1,21 @@
 """The studies of the audit's power on small samples: what each test finds, and what their tables
 count."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-
 import numpy as np
-import pandas as pd
 import pytest
 import torch
-from samplers import sample_row, tables
 from tiny import llama, near_copy, without_tokenizer
 
+from audit_studies.bugs.known_bugs import EXACT, KNOWN_BUGS
 from audit_studies.engines import engines
-from audit_studies.power import audit_comparison, bug_suite, false_alarms, relatives
+from audit_studies.power import audit_comparison, bug_suite, false_alarms
 from audit_studies.power.audit_comparison import ALPHA, SUITE, block_of_tests, counted, pieces, tokens_to_detection
-from audit_studies.power.bug_suite import BUG_SUITE, GROUP, Audited, audited, summary
-from audit_studies.power.compared_samples import LENGTH, ends_of, judge, rows_of, sampled
+from audit_studies.power.bug_suite import BUG_SUITE, audited
+from audit_studies.power.compared_samples import LENGTH
 from audit_studies.power.engine_checks import CHECKS, emitted, exercised, greedy_passes
-from audit_studies.power.false_alarms import MIXED, ExactEngine, exact_engine, resampled, run_audits
 from audit_studies.power.random_pair import random_pair
-from specnb.distributions import Sampling
-from specnb.loading import Pair, load_pair
+from specnb.loading import Pair
 from specnb.statistics import goodness_of_fit
-from specnb_audit.known_bugs import EXACT, KNOWN_BUGS
-from specnb_audit.numerics import given_numerics
 from specnb_audit.token_file import read_tokens
 
 P, Q = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]))
@@ -63,31 +55,6 @@ def test_which_tests_find_a_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert {test for test in passes if p[test] <= ALPHA} == set()
 
 
-@torch.inference_mode()
-def test_what_the_tests_read_agrees_with_the_distributions() -> None:
-    bug, pair = SUITE["exact"], random_pair()
-    made = sampled(bug, pair, 3, 20)
-    seen = judge(rows_of(made, pair, bug.claimed), ends_of(bug), 0)
-    assert made.tokens.shape == made.decided.shape == (20, LENGTH)
-    assert seen.judged.all()
-    assert not seen.zero.any()
-    p, log_p = seen.plain.probs, np.log(seen.plain.probs)
-    own = np.take_along_axis(log_p, made.tokens[..., None], -1)[..., 0]
-    np.testing.assert_allclose(seen.plain.score, own - (p * log_p).sum(-1), rtol=1e-9, atol=1e-12)
-    aimed = np.take_along_axis(seen.aimed.probs, seen.aimed.place[..., None], -1)[..., 0]
-    np.testing.assert_allclose(aimed, np.exp(own), rtol=1e-12)  # the same token, in another order
-    for view in (seen.plain, seen.aimed):
-        assert abs(view.score.sum()) < 5 * view.variance.sum() ** 0.5
-    tested = made.decided >= 0
-    assert abs((made.decided[tested] == 1).mean() - seen.overlap[tested].mean()) < 0.05
-
-
-def test_distributions_without_freedom_are_no_evidence() -> None:
-    zeros = np.zeros(50)
-    assert relatives.marginals(zeros.astype(int), np.tile([1.0, 0.0], (50, 1))) == 1.0
-    assert relatives.surprise(zeros, zeros) == relatives.per_sequence(zeros[None], zeros[None]) == 1.0
-
-
 def test_runs_are_counted_on_disjoint_pieces() -> None:
     for budget in audit_comparison.BUDGETS:
         covered = [row for at in pieces(budget, 4) for row in range(at.start, at.stop)]
@@ -99,32 +66,6 @@ def test_runs_are_counted_on_disjoint_pieces() -> None:
 
 
 # Bugs in the trained pair
-
-
-def runs(found: Sequence[int | None]) -> pd.DataFrame:
-    rows = [("a", seed, 100, after, "draft-leak" if after else None, 0.1, 0.05, 0.15, 1000 + seed // GROUP)
-            for seed, after in enumerate(found)]  # fmt: skip
-    return pd.DataFrame(rows, columns=list(Audited._fields))
-
-
-def test_the_summary_counts_what_was_not_found_as_more_than_the_cap() -> None:
-    some, none = (summary(runs(found)).iloc[0] for found in ([10, 20, 30, 40, None], [None] * 5))
-    assert (some.audits, some.found, some["median"], some["looks like"]) == (5, 4, 30, "draft-leak")
-    assert np.isnan([some["90%"], none["median"]]).all()
-    assert (none.found, none["looks like"]) == (0, "-")
-    assert some.tv == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(("detected", "audits"), [(None, GROUP), (7, 3 * GROUP)])
-def test_without_a_detection_in_the_first_group_the_others_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, detected: int | None, audits: int
-) -> None:
-    def group(bug: object, pair: object, seeds: Sequence[int], chunks: object) -> list[Audited]:
-        return [Audited("a", seed, 100, detected, None, 0.1, 0.0, 0.2, 500) for seed in seeds]
-
-    monkeypatch.setattr(bug_suite, "load_pair", lambda: None)
-    monkeypatch.setattr(bug_suite, "audited", group)
-    assert bug_suite.measure("no-residual", seeds=3 * GROUP, chunks=1).seed.tolist() == list(range(audits))
 
 
 def test_audits_of_a_gross_bug_find_it_and_those_of_an_exact_sampler_do_not(tiny_pair: Pair) -> None:
@@ -171,34 +112,6 @@ def test_greedy_equality_sees_caches_and_no_sampling_bug(tiny_pair: Pair) -> Non
 # Exact samplers
 
 
-def engine_of(rows: int, n: int) -> ExactEngine:
-    made = [replace(sample_row(*tables(seed), n, seed), steps=None) for seed in range(rows)]
-    return ExactEngine(made, [row.p for row in made], [row.p.log() for row in made], Sampling())
-
-
-def test_exact_samplers_stay_below_what_ville_allows_and_others_do_not() -> None:
-    found = run_audits(engine_of(2, 100), range(40), progress=False).assign(setting="coins")
-    table = false_alarms.counted(found)
-    assert (table.alarms <= [11, 4, 2, 0] * 2).all()  # of 40, at rates of 1e-1, 1e-2, 1e-3 and 1e-6
-    assert (table.audits.eq(40) & table.tokens.eq(40 * 200)).all()
-    engine = engine_of(2, 500)
-    wrong = engine._replace(probs=[torch.softmax(2 * probs.log(), dim=-1) for probs in engine.probs])
-    assert run_audits(wrong, range(3), progress=False).rejected_at.eq(1e-6).all()
-
-
-def test_a_token_that_rounding_keeps_is_explained_by_numerics_as_large() -> None:
-    """One of three tokens is kept by the engine only; its logit is 0.1 below the weakest that the
-    audit keeps."""
-    sampling, logits = Sampling(top_k=2), torch.tensor([[0.2, 0.1, 0.0]]).expand(100, 3)
-    p = torch.tensor([[0.6, 0.4, 0.0]]).expand(100, 3)
-    row = replace(engine_of(1, 100).rows[0], tokens=[0] * 100, p=p, q=p, raw=None)
-    rounded = ExactEngine([row], [p.flip(-1)], [logits], sampling)
-    assert run_audits(rounded, range(2), progress=False).log10_e_peak.eq(np.inf).all()
-    explained = rounded._replace(numerics=given_numerics(1.0, sampling))
-    assert resampled(explained, 0, 0).cutoff_gaps.keys()
-    assert np.isfinite(run_audits(explained, range(2), progress=False).log10_e_peak).all()
-
-
 def test_engines_without_speculation_are_audited_in_parts() -> None:
     """Those whose sampler is known to be wrong are left out; the last part may be shorter."""
     assert {*false_alarms.NOT_EXACT} < {*engines.rows()}
@@ -208,11 +121,3 @@ def test_engines_without_speculation_are_audited_in_parts() -> None:
     assert found.tokens.iloc[0] > found.tokens.iloc[1] > 0
     sequences = read_tokens(engines.rows()["llamacpp-none-t0"].file)
     assert found.tokens.sum() == sum(len(one.tokens) for one in sequences)
-
-
-def test_the_trained_pair_in_bfloat16_is_a_nearly_exact_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(false_alarms, "LENGTH", 50)
-    engine = exact_engine(load_pair(), MIXED["top-p-bfloat16"], tokens=50)
-    ((row,), (probs,)) = engine.rows, engine.probs
-    assert 1e-4 < float((row.p - probs).abs().sum(-1).max()) / 2 < 0.5
-    assert run_audits(engine, [0], progress=False).tokens.tolist() == [50]

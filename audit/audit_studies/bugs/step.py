@@ -4,19 +4,17 @@ step.
 The bets of the audit were designed with these. More bugs of a step are in the modules beside this
 one, by theme.
 
-`specnb_audit.known_bugs.generate` runs a bug in the loop.
+`audit_studies.bugs.known_bugs.generate` runs a bug in the loop.
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
+from audit_studies.bugs.bug import Bug, Change
 from specnb.distributions import Sampling, normalise, one_hot, residual, sample, standardise
 from specnb.rules import Outcome, lenient_verification, token_verification
-from specnb_audit.bugs.bug import Bug, Change
 
 LENIENCE = 0.9
 UNVERIFIED = 0.02
@@ -146,42 +144,41 @@ def merged_distribution(p: Tensor, q: Tensor) -> Tensor:
 def step_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
     """The bugs of one step by name; `filters` is claimed by those that need a top-k and a top-p."""
     nucleus_first = [sampled_as(Sampling(top_p=filters.top_p)), sampled_as(Sampling(top_k=filters.top_k))]
-    bug = partial(Bug, kind="step")
     bugs = [
-        bug("greedy-draft-soft-q", "draft tokens are the argmax of q, verification reads q at temperature 1",
+        Bug("greedy-draft-soft-q", "draft tokens are the argmax of q, verification reads q at temperature 1",
             "transformers#32867, jaymody/speculative-sampling#3", sampled=argmax_distribution),
-        bug("raw-q", "draft tokens are sampled from the filtered q, verification reads the unfiltered q",
+        Bug("raw-q", "draft tokens are sampled from the filtered q, verification reads the unfiltered q",
             "transformers#47932", claimed=filters, q=unchanged, sampled=sampled_as(filters)),
-        bug("wrong-temperature-q", "draft tokens are sampled from q at temperature 0.7, verification reads q at 1", "-",
+        Bug("wrong-temperature-q", "draft tokens are sampled from q at temperature 0.7, verification reads q at 1", "-",
             sampled=sampled_as(Sampling(0.7))),
-        bug("draw-dtype", "draft tokens are sampled from q in bfloat16, verification reads q in float32", "DeepSpec#31",
+        Bug("draw-dtype", "draft tokens are sampled from q in bfloat16, verification reads q in float32", "DeepSpec#31",
             sampled=in_bfloat16),
-        bug("one-uniform", "the uniform that rejected a draft token also samples the recovered token",
+        Bug("one-uniform", "the uniform that rejected a draft token also samples the recovered token",
             "vllm-ascend#16370", rule=one_uniform),
-        bug("zero-uniform", "the uniforms of the acceptance tests are 0: every possible token is accepted",
+        Bug("zero-uniform", "the uniforms of the acceptance tests are 0: every possible token is accepted",
             "vllm-ascend#13470", rule=zero_uniform),
-        bug("reseeded", "the generator is seeded again before each acceptance test", "LLMSpeculativeSampling",
+        Bug("reseeded", "the generator is seeded again before each acceptance test", "LLMSpeculativeSampling",
             rule=same_uniform),
-        bug("p-mutated", "p is set to zero in place for the residual, and then the acceptance test reads it",
+        Bug("p-mutated", "p is set to zero in place for the residual, and then the acceptance test reads it",
             "vllm-ascend#2881", rule=p_mutated),
-        bug("processors-dropped", "top-k and top-p are applied when drafting, not when verifying",
+        Bug("processors-dropped", "top-k and top-p are applied when drafting, not when verifying",
             "vLLM#18902, #42744, TensorRT-LLM#17701", claimed=filters, p=unchanged),
-        bug("filter-order", "verification applies top-p before top-k, drafting after it", "sglang#36173",
+        Bug("filter-order", "verification applies top-p before top-k, drafting after it", "sglang#36173",
             claimed=filters, p=lambda distributions: nucleus_first[1](nucleus_first[0](distributions))),
-        bug("always-argmax", "verification ignores the temperature", "sglang#31214, #39253", p=argmax_distribution),
-        bug("wrong-slice", "the target's distributions are read one position early", "TensorRT-LLM#15098",
+        Bug("always-argmax", "verification ignores the temperature", "sglang#31214, #39253", p=argmax_distribution),
+        Bug("wrong-slice", "the target's distributions are read one position early", "TensorRT-LLM#15098",
             p=one_position_early),
-        bug("redraw", "exact match, but a mismatch samples the target's token again", "an n-gram assisted sampler",
+        Bug("redraw", "exact match, but a mismatch samples the target's token again", "an n-gram assisted sampler",
             rule=redraw),
-        bug("soft-greedy", "tokens are argmaxes, verification reads p and q at temperature 1",
+        Bug("soft-greedy", "tokens are argmaxes, verification reads p and q at temperature 1",
             "n-gram sampler; a source", rule=soft_greedy, claimed=Sampling(temperature=0), p=unchanged, q=unchanged,
             sampled=argmax_distribution),
-        bug("no-residual", "after a rejection p itself is sampled", "teaching code", rule=no_residual),
-        bug("inverted-residual", "after a rejection max(0, q - p) is sampled", "-", rule=inverted_residual),
-        bug("lenience-left-on", f"lenience {LENIENCE} by default", "-", rule=lenience_left_on),
-        bug("unverified", f"{UNVERIFIED:.0%} of the draft tokens are accepted without a test", "- (a yardstick)",
+        Bug("no-residual", "after a rejection p itself is sampled", "teaching code", rule=no_residual),
+        Bug("inverted-residual", "after a rejection max(0, q - p) is sampled", "-", rule=inverted_residual),
+        Bug("lenience-left-on", f"lenience {LENIENCE} by default", "-", rule=lenience_left_on),
+        Bug("unverified", f"{UNVERIFIED:.0%} of the draft tokens are accepted without a test", "- (a yardstick)",
             rule=unverified),
-        bug("merged-children", "two equal draft tokens become one child of a tree, tested once", "SpecInfer as printed",
+        Bug("merged-children", "two equal draft tokens become one child of a tree, tested once", "SpecInfer as printed",
             rule=merged_children),
     ]  # fmt: skip
     return {one.name: one for one in bugs}

@@ -7,6 +7,6 @@
     loop          bugs that only a loop can have: end of sequence, uniforms, caches, positions
 
 No bet of the audit was designed for a bug that is marked as held out, so it may judge the audit's
-power. Do not aim a bet at such a bug without taking the mark away. `specnb_audit.known_bugs` lists
+power. Do not aim a bet at such a bug without taking the mark away. `audit_studies.bugs.known_bugs` lists
 them all; `audit_studies.power.step_deviation` enumerates a step with one.
 """

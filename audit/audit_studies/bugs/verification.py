@@ -12,10 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from specnb.distributions import Sampling, normalise, residual, sample
-from specnb.rules import Outcome, block_verification, token_verification
-from specnb_audit.bugs.bug import Bug, Change, registered
-from specnb_audit.bugs.step import (
+from audit_studies.bugs.bug import Bug, Change, registered
+from audit_studies.bugs.step import (
     accepting_where,
     at_position,
     followed,
@@ -26,6 +24,8 @@ from specnb_audit.bugs.step import (
     sampled_as,
     without_bonus,
 )
+from specnb.distributions import Sampling, normalise, residual, sample
+from specnb.rules import Outcome, block_verification, token_verification
 from specnb_audit.claimed import Claimed, claimed_probs
 
 ADDED, EPSILON, CERTAIN, DISCARDED = 0.05, 1e-3, 0.2, 0.05
@@ -379,10 +379,9 @@ def _kept(distributions: Tensor, index: Tensor, kept: Tensor) -> Tensor:
     return normalise(distributions * torch.zeros_like(distributions).scatter(-1, index, kept.to(distributions.dtype)))
 
 
-_held_out = partial(Bug, kind="step", held_out=True)
-_aimed_at = partial(Bug, kind="step")
+_held_out = partial(Bug, held_out=True)
 _BUGS = [
-    _aimed_at("stale-temperatures", "the temperatures of drafted positions are uninitialised memory", "vLLM#55005",
+    Bug("stale-temperatures", "the temperatures of drafted positions are uninitialised memory", "vLLM#55005",
               p=stale_temperatures),
     _held_out("temperature-at-1", "verification has a temperature of 1 whatever is claimed", "lattice#388",
               claimed=COLD, p=sampled_as(Sampling())),
@@ -405,13 +404,13 @@ _BUGS = [
               p=kept_not_normalised),
     _held_out("temperature-after-top-p", "verification applies top-p before the temperature, drafting after it",
               "fish-speech#1150, mlx-audio#732", claimed=WARM, p=temperature_after_top_p),
-    _aimed_at("top-p-left-on", "a top-p of 0.98 is applied and not claimed", "-", p=sampled_as(Sampling(top_p=0.98))),
-    _aimed_at("min-p-left-on", "a min-p of 0.05 is applied and not claimed", "default of llama.cpp",
+    Bug("top-p-left-on", "a top-p of 0.98 is applied and not claimed", "-", p=sampled_as(Sampling(top_p=0.98))),
+    Bug("min-p-left-on", "a min-p of 0.05 is applied and not claimed", "default of llama.cpp",
               p=claimed_as(Claimed(min_p=0.05))),
-    _aimed_at("tail-truncated", "the sampler stops at a cumulative probability of 0.999", "-",
+    Bug("tail-truncated", "the sampler stops at a cumulative probability of 0.999", "-",
               p=sampled_as(Sampling(top_p=0.999))),
-    _aimed_at("token-suppressed", "one token, such as the end token, is suppressed", "-", p=suppressed),
-    _aimed_at("logit-bias-left-on", f"the logit of one token has a bias of {BIAS}", "-", p=biased),
+    Bug("token-suppressed", "one token, such as the end token, is suppressed", "-", p=suppressed),
+    Bug("logit-bias-left-on", f"the logit of one token has a bias of {BIAS}", "-", p=biased),
     _held_out("drafted-penalised", f"the step's draft tokens have a presence penalty of {PENALTY}", "-",
               rule=drafted_penalised),
     _held_out("q-of-another-vocabulary", "verification reads q at the wrong ids", "rtp-llm#1311",

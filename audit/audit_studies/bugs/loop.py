@@ -1,26 +1,25 @@
 """Known bugs of the decoding loop: end of sequence, uniforms, caches and positions.
 
 Each is a `Batch` with a wrong part: a state, a target with its cache, or uniforms.
-`specnb_audit.known_bugs.generate` runs the loop with it.
+`audit_studies.bugs.known_bugs.generate` runs the loop with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from audit_studies.bugs.bug import Bug
 from specnb.cache import CachedModel
 from specnb.distributions import Uniforms
 from specnb.drafters import Proposal
 from specnb.rules import Outcome, token_verification
 from specnb.step import IDLE, Batch, State
-from specnb_audit.bugs.bug import Bug
 
 # The end of a sequence, and acceptance.
 
@@ -178,25 +177,24 @@ class PositionsOfTheLongest(Batch):
     runner_class = PositionsOfLongest
 
 
-_bug = partial(Bug, kind="loop")
 _BUGS = [
-    _bug("eos-inside", "an end token among the accepted tokens is ignored", "transformers#47931", batch=EosInside),
-    _bug("after-the-end", "a row that has ended continues while others run", "LLMSpeculativeSampling",
+    Bug("eos-inside", "an end token among the accepted tokens is ignored", "transformers#47931", batch=EosInside),
+    Bug("after-the-end", "a row that has ended continues while others run", "LLMSpeculativeSampling",
          batch=AfterTheEnd),
-    _bug("always-accepting", "every draft token is accepted", "-", rule=always_accepting),
-    _bug("shared-noise", "the recovered token reuses the uniform of the draft token it replaces", "vLLM#47386",
+    Bug("always-accepting", "every draft token is accepted", "-", rule=always_accepting),
+    Bug("shared-noise", "the recovered token reuses the uniform of the draft token it replaces", "vLLM#47386",
          batch=SharedNoise),
-    _bug("rows-share-noise", "all rows of a batch use the same uniforms", "-", batch=RowsShareNoise),
-    _bug("rejected-stays", "the target's cache keeps one rejected token", "several; mlx-lm#1109", batch=RejectedStays),
-    _bug("accepted-is-lost", "the last accepted token is removed from the target's cache", "several",
+    Bug("rows-share-noise", "all rows of a batch use the same uniforms", "-", batch=RowsShareNoise),
+    Bug("rejected-stays", "the target's cache keeps one rejected token", "several; mlx-lm#1109", batch=RejectedStays),
+    Bug("accepted-is-lost", "the last accepted token is removed from the target's cache", "several",
          batch=AcceptedIsLost),
-    _bug("bonus-cache", "the target's cache has the last draft token in place of the bonus token", "vLLM#9730",
+    Bug("bonus-cache", "the target's cache has the last draft token in place of the bonus token", "vLLM#9730",
          batch=BonusCache),
-    _bug("bonus-missing-in-draft", "the last draft token is missing in the draft model's cache", "vLLM#9730",
+    Bug("bonus-missing-in-draft", "the last draft token is missing in the draft model's cache", "vLLM#9730",
          draft_class=WithoutLastToken, lossless=True),
-    _bug("padding-visible", "short rows of a batch attend to padding", "lucidrains/speculative-decoding",
+    Bug("padding-visible", "short rows of a batch attend to padding", "lucidrains/speculative-decoding",
          batch=PaddingVisible, draft_class=SeesPadding),
-    _bug("positions-of-the-longest", "all rows of a batch get the position ids of the longest",
+    Bug("positions-of-the-longest", "all rows of a batch get the position ids of the longest",
          "batches without position ids", batch=PositionsOfTheLongest),
 ]  # fmt: skip
 

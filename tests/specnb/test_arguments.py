@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.number_checks import require_number, require_whole, shown, whole, whole_numbers
+from specnb.arguments import require_number, require_whole, shown, whole, whole_numbers
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), torch.tensor(3), torch.tensor([3])])

@@ -12,19 +12,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from audit_studies.bugs.bug import Bug
+from audit_studies.bugs.loop import LOOP_BUGS, Reseeded
+from audit_studies.bugs.step import FILTERS, step_bugs
+from audit_studies.bugs.verification import MORE_BUGS as MORE_BUGS
 from specnb.cache import CachedModel
 from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.rules import Outcome
 from specnb.sampler import Generation, Hooks
 from specnb.sampler import generate as decode
-from specnb_audit.bugs.bug import Bug
-from specnb_audit.bugs.loop import LOOP_BUGS, Reseeded
-from specnb_audit.bugs.step import FILTERS, step_bugs
-from specnb_audit.bugs.verification import MORE_BUGS as MORE_BUGS
 
 
 def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
@@ -39,7 +40,7 @@ def known_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
 KNOWN_BUGS = known_bugs()
 HELD_OUT_BUGS = {name: bug for name, bug in MORE_BUGS.items() if bug.held_out}
 """Those of them that no bet was designed for: they judge the audit's power."""
-EXACT = Bug("exact", "nothing", "-", "step", lossless=True)
+EXACT = Bug("exact", "nothing", "-", lossless=True)
 """No bug at all, for comparison."""
 
 
@@ -57,7 +58,10 @@ class BuggyDrafter(ModelDrafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         draft_tokens, q = super().propose(context, uniforms)
-        return Proposal(draft_tokens, self.bug.q(q) if self.bug.q else q)
+        q = self.bug.q(q) if self.bug.q else q
+        # The loop refuses a q of 0 at its own token; an implementation with the bug goes on.
+        at = draft_tokens[..., None]
+        return Proposal(draft_tokens, q.scatter(-1, at, q.gather(-1, at).clamp_min(torch.finfo(q.dtype).tiny)))
 
 
 def generate(

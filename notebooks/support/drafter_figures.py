@@ -1,0 +1,94 @@
+"""The figures of drafters: tokens per step against the cost of a step, and draft lengths that adapt."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+from notebooks.support.figures import AS_GIVEN, COLOURS, COLUMN, PAGE, POINTS, with_ends
+
+KINDS = {
+    "tables and copies": COLOURS["muted"],
+    "draft model": COLOURS["target"],
+    "hidden states": COLOURS["accepted"],
+    "the target's pass": COLOURS["rejected"],
+}
+LONGEST = 2.4  # target passes
+LEADER = {"arrowstyle": "-", "color": "0.8", "linewidth": 0.5, "shrinkB": 3, "relpos": (0, 0.5)}
+
+
+def plot_costs(table: pd.DataFrame) -> Figure:
+    """Tokens per step of each drafter in `table` between its cost if verifying is free and its cost
+    with v, a panel for each temperature."""
+    drawn = table.assign(free=1 + table.draft_cost, cost=table.v + table.draft_cost)
+    figure, axes = plt.subplots(1, 2, figsize=(PAGE, 3.6), sharey=True, layout="constrained")
+    top = 1.06 * drawn.tokens_per_step.max()
+    for axis, (temperature, rows) in zip(axes, drawn.groupby("temperature", sort=False), strict=True):
+        for speed in (1, 1.5, 2):
+            end = min(LONGEST, top / speed)
+            axis.plot([1, end], [speed, speed * end], color="0.85", linewidth=0.8, zorder=0)
+            axis.annotate(f"{speed:g}x", (end, speed * end), (-4, -1), textcoords="offset points", ha="right", va="top",
+                          fontsize=7, color=COLOURS["muted"])  # fmt: skip
+        spans = rows.melt(["drafter", "kind", "tokens_per_step"], ["free", "cost"], value_name="passes")
+        sns.lineplot(spans, x="passes", y="tokens_per_step", hue="kind", units="drafter", estimator=None, palette=KINDS,
+                     linewidth=1, legend=False, ax=axis)  # fmt: skip
+        sns.scatterplot(rows, x="cost", y="tokens_per_step", hue="kind", palette=KINDS, s=18, legend=False, ax=axis)
+        _label(axis, rows, top)
+        axis.set(xlim=(0.95, LONGEST + 1.15), ylim=(0.9, top), xticks=[1, 1.5, 2])
+        axis.set(xlabel="cost of a step, in target passes", ylabel="tokens per step")
+        axis.set_title(f"temperature {temperature:g}")
+    handles = [Line2D([], [], color=colour, marker="o", markersize=4, label=kind) for kind, colour in KINDS.items()]
+    figure.legend(handles=handles, ncols=4, loc="outside lower center")
+    figure.suptitle("States of the target give most tokens; extra tokens in its pass are not free on a CPU", fontsize=8)
+    return figure
+
+
+def _label(axis: Axes, rows: pd.DataFrame, top: float) -> None:
+    """The names of the drafters in a column on the right, in the order of their points."""
+    ordered = rows.sort_values("tokens_per_step")
+    places = spread(ordered.tokens_per_step.to_numpy(), 0.043 * top, 0.95)
+    for row, place in zip(ordered.itertuples(), places, strict=True):
+        axis.annotate(
+            row.drafter, (row.cost, row.tokens_per_step), (LONGEST + 0.1, place), fontsize=7, va="center",
+            color=KINDS[row.kind], arrowprops=LEADER,
+        )  # fmt: skip
+
+
+def spread(values: NDArray[np.float64], gap: float, least: float) -> list[float]:
+    """Places near the sorted `values`, at least `gap` apart and none below `least`.
+
+    >>> spread(np.array([1.0, 1.0, 3.0]), 0.5, 0.0)
+    [0.75, 1.25, 3.0]
+    """
+    groups: list[list[float]] = []
+    for value in values.tolist():
+        groups.append([value])
+        while len(groups) > 1 and _first(groups[-1], gap, least) < _end(groups[-2], gap, least):
+            last = groups.pop()
+            groups[-1] += last
+    return [_first(group, gap, least) + gap * number for group in groups for number in range(len(group))]
+
+
+def _first(group: list[float], gap: float, least: float) -> float:
+    return max(sum(group) / len(group) - gap * (len(group) - 1) / 2, least)
+
+
+def _end(group: list[float], gap: float, least: float) -> float:
+    return _first(group, gap, least) + gap * len(group)
+
+
+def plot_lengths(lengths: pd.DataFrame) -> Figure:
+    """The speed of each rule of length over the best fixed one, with intervals."""
+    drawn = with_ends(lengths, "over_best", "over_best_low", "over_best_high")
+    figure, axis = plt.subplots(figsize=(COLUMN, 2.6), layout="constrained")
+    axis.axvline(1, color=COLOURS["muted"], linewidth=0.8)
+    sns.pointplot(drawn, x="over_best", y="rule", color=COLOURS["measured"], ax=axis, **POINTS, **AS_GIVEN)
+    axis.set(xlabel="speed over the best fixed length", ylabel="")
+    figure.suptitle("Only stopping at cλ beats the best fixed length", fontsize=8)
+    return figure

@@ -1,0 +1,99 @@
+"""Arguments: names known from other libraries, whole numbers, and numbers in an interval."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from numbers import Real
+from typing import Any, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Settings = ParamSpec("Settings")
+Result = TypeVar("Result")
+
+SHOWN = 200  # characters of a value in a message
+ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", "top_k", "top_p", "min_p")} | {
+    "do_sample": "sampling=Sampling(temperature=0) for argmax",
+    "eos_token_id": "eos",
+    "assistant_model": "draft",
+    "num_assistant_tokens": "gamma",
+    "prompt_lookup_num_tokens": "a PromptLookupDrafter as draft",
+    "num_beams": "specnb.beam_search",
+}
+
+
+def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
+    """`function` with a `TypeError` for unknown arguments that names the one to use instead.
+
+    >>> named_settings(lambda target, sampling=None: sampling)("model", temperature=0.5)
+    Traceback (most recent call last):
+    TypeError: there is no argument temperature; give sampling=Sampling(temperature=...)
+    """
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @wraps(function)
+    def checked(*args: Settings.args, **settings: Settings.kwargs) -> Result:
+        for name in settings:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                known = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+                advice = f"give {ELSEWHERE[name]}" if name in ELSEWHERE else known
+                raise TypeError(f"there is no argument {name}; {advice}")
+        return function(*args, **settings)
+
+    return checked
+
+
+def require_whole(**numbers: tuple[Any, int]) -> None:
+    """Raise `ValueError` unless each number, given with the least one allowed, is whole."""
+    for name, (value, least) in numbers.items():
+        number = whole(value)
+        if number is None or number < least:
+            raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {least}")
+
+
+def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbers: Any) -> None:
+    for name, value in numbers.items():
+        if not least <= real(value) <= most:
+            raise ValueError(f"{name} is {shown(value)}; it must lie in [{least:g}, {most:g}]")
+
+
+def real(value: Any) -> float:
+    try:
+        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        return math.nan
+
+
+def whole(value: Any) -> int | None:
+    """`value` as an int; None if it is no whole number of Python, numpy or torch. A truth value is none."""
+    if isinstance(value, bool | np.bool_) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def whole_numbers(values: Any) -> list[int] | None:
+    """A list, array or dense tensor of whole numbers as a list of ints; None for anything else."""
+    if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
+        return None
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        return None
+    numbers = [whole(value) for value in values]
+    return None if None in numbers else numbers  # type: ignore[return-value]  # no None is left
+
+
+def shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
