@@ -11,7 +11,7 @@ endif
 # Results of these targets are committed; those of explorations go to build/own.
 models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # Notebooks that take seconds.
-NOTEBOOKS ?= $(wildcard notebooks/00_* notebooks/01_* notebooks/13_* audit/notebooks/04_*)
+NOTEBOOKS ?= $(wildcard notebooks/00_* notebooks/01_* audit/notebooks/04_*)
 PIPELINE = python workflow/pipeline.py --cores $(CORES) --quiet rules host
 # Where several processes share the cores, idle threads must not spin. What is timed alone keeps the default: with two
 # threads the real model takes nearly twice as long a token when they sleep.

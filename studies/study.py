@@ -134,11 +134,6 @@ def record_of(name: str) -> dict[str, Any]:
     return found
 
 
-def is_clean(name: str) -> bool:
-    """Whether the table `name` was made by committed code; nobody can run code that was not."""
-    return "dirty" not in (by := record_of(name)["commit"]) and by != "unknown"
-
-
 def made_on(name: str) -> str:
     """On what, when and by which code the table `name` was measured."""
     found = record_of(name)

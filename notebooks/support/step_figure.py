@@ -14,7 +14,8 @@ from matplotlib.figure import Figure
 
 from notebooks.support.figures import COLOURS, PAGE
 from studies.real.step_view import StepView
-from studies.real.step_view import step_views as step_views  # for notebooks
+from studies.real.step_view import recorded_steps as recorded_steps  # for notebooks
+from studies.real.step_view import step_views as step_views
 
 STYLES: dict[str, dict[str, Any]] = {
     "accepted": {"color": COLOURS["accepted"]},

@@ -1,45 +1,24 @@
 """`make demo`: a real model answers two questions, plain and with speculation, and both are timed.
 
 Copies from the text are drafted, and where nothing is to be copied, the tokens of a trained head.
-Both answers repeat parts of their prompts; `QUESTIONS` are of data/workloads.jsonl, which has other
-kinds.
+Both answers repeat parts of their prompts, of two kinds of data/workloads.jsonl, which has others.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from specnb.distributions import Sampling
 from specnb.heads import FallbackDrafter
 from specnb.ngram import PromptLookupDrafter
-from specnb.record import now
 from specnb.sampler import Generation, generate
-from specnb.statistics import Job, measured_on, ratio_of_medians, time_round
-from studies.real.smollm2 import as_chat, head_drafter, model_and_tokenizer
+from specnb.statistics import measured_on, ratio_of_medians
+from studies.real.smollm2 import as_chat, head_drafter, model_and_tokenizer, texts_of
+from studies.study import timed_in_turn
 
-EDIT = """Use an f-string in the return line and rename the function to greeting.
-
-```python
-def make_text(name, hour):
-    if hour < 12:
-        part = "morning"
-    elif hour < 18:
-        part = "afternoon"
-    else:
-        part = "evening"
-    return "Good " + part + ", " + name + "!"
-```"""
-QUOTATION = """The patient, a woman of fifty-four, came to the clinic because of pain in her left knee that had begun \
-three weeks before. She had not fallen, but she had started to run again in spring after a long break. The knee was \
-slightly swollen and hurt most when she went down stairs. An X-ray showed nothing unusual. She was advised to rest for \
-two weeks, to cool the knee after exercise, and to strengthen her thigh muscles under the guidance of a physiotherapist.
-
-What was the patient advised to do? Answer by quoting the sentence that says so."""
-QUESTIONS = {"An edited function": EDIT, "A quotation": QUOTATION}
+QUESTIONS = {"An edited function": ("edit", 8), "A quotation": ("quotation", 11)}  # kinds and numbers of prompts
 WAYS = ("plain", "speculative")
 ABOUT = (
     "SmolLM2-135M-Instruct answers two questions whose answers repeat parts of them, which favours copying; the "
@@ -47,32 +26,31 @@ ABOUT = (
 )
 
 
-def run(new_tokens: int = 64, rounds: int = 3, questions: dict[str, str] = QUESTIONS) -> None:
+def run(new_tokens: int = 64, rounds: int = 3) -> None:
     """Prints the answers at temperature 0, and how much faster speculation made them."""
     target, tokenizer = model_and_tokenizer("float32")
-    for kind, question in questions.items():
-        made, seconds = timed(target, as_chat(tokenizer, question), tokenizer.eos_token_id, new_tokens, rounds, kind)
+    for title, (kind, number) in QUESTIONS.items():
+        question = texts_of(kind)[number]
+        made, seconds = timed(target, as_chat(tokenizer, question), tokenizer.eos_token_id, new_tokens, rounds)
         answer = tokenizer.decode(made["speculative"].tokens[0], skip_special_tokens=True)
-        print(f"{kind}: {question}\n\n{answer}\n\n{comparison(made, seconds)}\n")
+        print(f"{title}: {question}\n\n{answer}\n\n{comparison(made, seconds)}\n")
     print(f"Medians of {rounds} rounds, {measured_on(target.dtype)}")
 
 
 def timed(
-    target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int, kind: str
+    target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int
 ) -> tuple[dict[str, Generation], np.ndarray]:
     """What each of `WAYS` generated, and seconds `(rounds, ways)`, measured in turn."""
     sampling, made = Sampling(temperature=0), dict[str, Generation]()
     copies, head = PromptLookupDrafter(target.config.vocab_size, shortest=2), head_drafter(target, sampling, most=2)
     drafts = dict(zip(WAYS, (None, FallbackDrafter(copies, head, 10)), strict=True))
 
-    def call(way: str) -> None:
+    def call(way: str, prompt: list[int], _: int) -> None:
         made[way] = generate(
             target, [prompt], drafts[way], max_new_tokens=new_tokens, sampling=sampling, eos=eos, progress=False
         )
 
-    jobs, order = [Job(partial(call, way)) for way in WAYS], np.random.default_rng(0)
-    bar = tqdm(range(rounds + 1), desc=kind, leave=False)  # the first round warms up
-    return made, np.stack([time_round(jobs, partial(now, target.device), order) for _ in bar])[1:]
+    return made, timed_in_turn(call, WAYS, [prompt] * rounds)
 
 
 def comparison(made: dict[str, Generation], seconds: np.ndarray) -> str:

@@ -77,11 +77,19 @@ def as_chat(tokenizer: Any, words: str) -> list[int]:
     return list(tokenizer.apply_chat_template(turn, add_generation_prompt=True)["input_ids"])
 
 
-def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
-    """The first `count` prompts of a kind of data/workloads.jsonl, as the chat template writes
-    them."""
+def texts_of(kind: str) -> list[str]:
+    """The prompts of a kind of data/workloads.jsonl.
+
+    >>> texts_of("chat")[0]
+    'Why does the sky look blue during the day and red at sunset?'
+    """
     lines = map(json.loads, data_file("workloads.jsonl").read_text(encoding="utf-8").splitlines())
-    return [as_chat(tokenizer, line["prompt"]) for line in lines if line["kind"] == kind][:count]
+    return [line["prompt"] for line in lines if line["kind"] == kind]
+
+
+def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
+    """The first `count` prompts of a kind, as the chat template writes them."""
+    return [as_chat(tokenizer, text) for text in texts_of(kind)[:count]]
 
 
 def head_drafter(target: PreTrainedModel, sampling: Sampling, **settings: Any) -> AttentionDrafter:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
 from specnb.record import StepRecord
+from studies.files import read_table
 
 
 @dataclass(frozen=True)
@@ -63,3 +65,15 @@ def step_views(record: StepRecord, row: int, tokenizer: PreTrainedTokenizerBase)
             )
         )
     return views
+
+
+def recorded_steps(kind: str, temperature: float) -> list[StepView]:
+    """The steps of one answer of the real model, from the table `real_steps`.
+
+    >>> recorded_steps("edit", 0)[0].sampled
+    '```'
+    """
+    table = read_table("results/real_steps", keep_default_na=False)
+    answer = table[(table.kind == kind) & (table.temperature == temperature)]
+    parts = answer[["accepted", "rejected", "sampled", "unused"]].to_numpy()
+    return [StepView(*(json.loads(part or "null") for part in row)) for row in parts]

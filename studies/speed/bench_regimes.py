@@ -54,9 +54,8 @@ def measure(regime: str, repetitions: int, new_tokens: int) -> Iterator[dict[str
     for x, pair, batch, sampling in cases(regime):
         prompts = prompts_of(pair, "random" if name == "synthetic" else "held-out", repetitions)
         speeds = measure_speeds(
-            pair, prompts, (0, GAMMA), max_new_tokens=new_tokens, rows=batch, sampling=sampling, compile="auto",
-            progress=False,
-        )  # fmt: skip
+            pair, prompts, (0, GAMMA), max_new_tokens=new_tokens, rows=batch, sampling=sampling, compile="auto"
+        )
         costs = measure_costs(
             pair, context=context, slots=slots, lengths=(1, GAMMA + 1), rows=batch, repetitions=9, compile="auto",
             progress=False,
@@ -65,7 +64,7 @@ def measure(regime: str, repetitions: int, new_tokens: int) -> Iterator[dict[str
             {"regime": regime, "x": x, "pair": name, "gamma": GAMMA} | conditions(pair)
             | columns("c", costs.cost_ratio) | columns("v", costs.verify_costs[1])
             | columns("measured", speeds.improvement(GAMMA, refilled=True))
-            | {"tokens_per_step": speeds.tokens(GAMMA)}
+            | {"tokens_per_step": speeds.tokens_per_step(GAMMA)}
         )  # fmt: skip
 
 

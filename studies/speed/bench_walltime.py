@@ -3,27 +3,22 @@ pairs.
 
 Notebook 12 reads it. A sampler with `compile="auto"` decodes, in items "compiled" one with
 `compile=True`. Times of forward passes and of generations alternate, so that both are
-measured under equal conditions. `draft`, `target` and `rest` are fractions of a step; `own` is the
-fraction beyond the draft and target forward passes as they were timed alone.
+measured under equal conditions.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 
 from specnb.acceptance import measure_acceptance
-from specnb.cost import CostMeter, Costs, mid_generation
+from specnb.cost import CostMeter, mid_generation
 from specnb.distributions import Sampling
 from specnb.fast import Compile
-from specnb.record import PARTS
 from specnb.speedup import predicted_speedup
-from specnb.theory import step_cost
 from studies.speed.pairs import PAIRS, PROMPT_TOKENS, PROMPTS, prompts_of
-from studies.speed.speeds import Speeds, measure_speeds
+from studies.speed.speeds import measure_speeds
 from studies.study import Study, columns, conditions
 
 SEQUENCES = 32  # of the target alone, for alpha
@@ -56,24 +51,9 @@ def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
         | alpha | columns("c", costs.cost_ratio)
         | {"v": float(costs.verify_cost(gamma + 1)), "target_ms": 1e3 * float(np.median(costs.target[:, 0]))}
         | columns("predicted", predicted_speedup(beta, costs, gamma)) | columns("measured", speeds.improvement(gamma))
-        | {"tokens_per_step": speeds.tokens(gamma)}
-        | {part: speeds.time_fraction(gamma, part) for part in PARTS} | {"own": overhead_fraction(costs, speeds, gamma)}
+        | {"tokens_per_step": speeds.tokens_per_step(gamma)}
         for gamma in gammas if gamma
     )  # fmt: skip
-
-
-def overhead_fraction(costs: Costs, speeds: Speeds, gamma: int) -> float:
-    """The fraction of a step beyond the draft and target forward passes, both as timed alone."""
-    at = speeds.gammas.index(gamma)
-    step = np.median(speeds.seconds[:, at].sum(axis=-1) * speeds.tokens_per_step[:, at])
-    passes = gamma * np.median(costs.draft) + np.median(costs.target[:, costs.lengths.index(gamma + 1)])
-    return float(1 - passes / step)
-
-
-def counted(lines: Any) -> Any:
-    """The prediction from the counted tokens per step instead of alpha, for a row or a table with
-    the columns tokens_per_step, gamma, c and v."""
-    return lines["tokens_per_step"] / step_cost(lines["gamma"], lines["c"], lambda _: lines["v"])
 
 
 STUDY = Study(

@@ -1,20 +1,14 @@
-"""Tables 2 and 4 of Leviathan et al. on the T5 that was trained here: tasks, drafts of four sizes,
-two temperatures.
+"""Tables 2 and 4 of Leviathan et al. on the T5 that was trained here: tasks, drafts of four sizes, two temperatures.
 
-Whole calls of a sampler, the encoders' passes included, one prompt at a time in float32, until the
-answer ends. Plain decoding and all drafts take turns on each prompt, functions of held-out files,
-as in `studies.speed.pair_speeds`, whose columns are these, too. A draft's gamma is the fastest of
-`GAMMAS` on other prompts. The other columns:
+Whole calls of a sampler, the encoders' passes included, one prompt at a time in float32, until the answer ends. Plain
+decoding and all drafts take turns on each prompt, functions of held-out files (`studies.speed.calls`, whose columns
+are these, too). A draft's gamma is the fastest of `GAMMAS` on other prompts. The other columns:
 
 - `orders`: by how many orders of magnitude a draft is smaller than the target
-- `alpha`: mean overlap of both distributions along the answers that the target writes, with a 95%
-  interval over prompts
-- `c`, `v`: times of a pass of the draft, and of one of the target over gamma + 1 tokens, over the
-  target's over one
-- `ended`: the fraction of the target's answers that end before `most` tokens; the others repeat
-  themselves
-- `expected`: Theorem 3.8 as in Table 4, with v = 1; `predicted`: with v as measured, both without
-  the encoders
+- `alpha`: mean overlap of both distributions along the answers that the target writes
+- `c`, `v`: times of a pass of the draft, and of one of the target over gamma + 1 tokens, over the target's over one
+- `ended`: the fraction of the target's answers that end before `most` tokens; the others repeat themselves
+- `expected`: Theorem 3.8 as in Table 4, with v = 1; `predicted`: with v as measured, both without the encoders
 """
 
 from __future__ import annotations
@@ -39,13 +33,13 @@ from specnb.theory import walltime_improvement
 from studies import study
 from studies.batching.encoder_decoder import EncoderDecoderDrafter, EncoderDecoderSampler, with_inputs
 from studies.corpus import DATA
-from studies.speed.pair_speeds import NONE, Calls, Entry
+from studies.speed.calls import compared, fastest, way_of
 from studies.study import columns
 from studies.training import encoder_decoder as t5
 from studies.training.encoder_decoder import TARGET, Example
 from studies.training.training import size_of
 
-GAMMAS = (1, 2, 3, 5, 7)
+NONE, GAMMAS = "none", (1, 2, 3, 5, 7)
 
 
 def load(name: str) -> Any:
@@ -91,34 +85,38 @@ def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int
     """A line for plain decoding and for each draft; the last `chosen_on` prompts are for the choice
     of gamma."""
     task, temperature = item.split("-")
-    sampling, tokenizer, models = (
-        Sampling(float(temperature)),
-        t5.shared_tokenizer(),
-        {of: load(of) for of in t5.SHAPES},
-    )
+    sampling, tokenizer = Sampling(float(temperature)), t5.shared_tokenizer()
+    models = {of: load(of) for of in t5.SHAPES}
     held_out, target = t5.examples(tokenizer, "held-out", task), models[TARGET]
     order = np.random.default_rng(0).permutation(len(held_out))[: prompts + chosen_on].tolist()
     given = [held_out[at][0] for at in order]
     longest, eos = max(map(len, given)), target.config.eos_token_id
     slots = slots_for(longest + 1, most, max(GAMMAS))  # with the decoder's first token
-    of_t5 = partial(EncoderDecoderSampler, inputs=longest)
-    calls = Calls(target, sampling, most, slots, eos=eos, sampler_class=of_t5)
-    plain, drafters = Entry(NONE, None, 0), {of: models[of] for of in models if of != TARGET}
-    drafts = [Entry(of, EncoderDecoderDrafter(model, sampling, compile="auto"), 0) for of, model in drafters.items()]
-    chosen = [plain, *(calls.with_gamma(entry, given[prompts:], GAMMAS) for entry in drafts)]
-    table = calls.compared(chosen, given[:prompts])
-    own = [(prompt, calls.made(plain, prompt, at)[0]) for at, prompt in enumerate(given[:prompts])]
+    sampler = partial(
+        EncoderDecoderSampler, target, sampling=sampling, compile="auto", check=False, inputs=longest, slots=slots,
+        progress=False,
+    )  # fmt: skip
+    chosen, ways = {NONE: 0}, {NONE: way_of(sampler(None, gamma=0), most, eos)}
+    for of in list(t5.SHAPES)[1:]:  # the drafts
+        drafter = EncoderDecoderDrafter(models[of], sampling, compile="auto")
+        tried = {str(gamma): way_of(sampler(drafter, gamma=gamma), most, eos) for gamma in GAMMAS}
+        best = fastest(tried, given[prompts:])
+        chosen[of], ways[of] = int(best), tried[best]
+    table = compared(ways, given[:prompts])[0].rename(columns={"way": "drafter"})
+    table["gamma"] = list(chosen.values())
+    plain = EncoderDecoderSampler(target, None, gamma=0, sampling=sampling, check=False, progress=False)
+    answers = plain.generate(given[:prompts], max_new_tokens=most, eos=eos).tokens
+    own = list(zip(given[:prompts], answers, strict=True))
+    overlaps = betas(models, own, sampling)
     found = [{"parameters": size_of(target), "orders": 0.0}]
-    for entry, beta in zip(chosen[1:], betas(models, own, sampling).values(), strict=True):
-        pair = Pair(target, models[entry.name], tokenizer)
-        meter = DecoderMeter(pair, longest, (1, entry.gamma + 1), slots=slots)
+    for of, gamma in list(chosen.items())[1:]:
+        meter = DecoderMeter(Pair(target, models[of], tokenizer), longest, (1, gamma + 1), slots=slots)
         for _ in range(repetitions):
             meter.round()
-        costs = meter.costs()
-        size = size_of(models[entry.name])
+        size = size_of(models[of])
         sizes = {"parameters": size, "orders": math.log10(size_of(target) / size)}
-        found.append(sizes | theory(beta, costs, entry.gamma))
-    ended = float(np.mean([answer[-1] == calls.eos for _, answer in own]))
+        found.append(sizes | theory(overlaps[of], meter.costs(), gamma))
+    ended = float(np.mean([answer[-1] == eos for _, answer in own]))
     under = {"task": task, "temperature": float(temperature), "prompts": prompts, "ended": ended}
     return pd.concat([table, pd.DataFrame(found)], axis=1).assign(
         **under, machine=machine(), threads=torch.get_num_threads()

@@ -1,32 +1,19 @@
 """How fast is the trained pair with each of its drafters?
 
-Whole calls of `Sampler.generate`, the pass over the prompt included, one prompt at a time in float32
-at temperatures 1 and 0 (compiled: at 1), with `compile="auto"`, in item "compiled" `compile=True`.
-Plain decoding with the same compilation, and every drafter, take turns in one run, in a new random
-order for each prompt. Prompts: the beginnings of held-out files of the corpus, and of modules of
-Python's standard library, which is not in the corpus. The columns:
-
-- `gamma`: draft tokens per step. Without compilation the fastest of `GAMMAS` on other prompts of
-  the same kind, timed in the same way before; compiled, where every gamma has to be compiled, 4
-- `ms`: milliseconds per token, over all prompts
-- `tokens_per_step`, with a 95% interval over prompts
-- `speed_up`: the time of plain decoding with the same compilation, for all prompts, over this
-  one's, with a 95% interval over prompts. Across compilations compare `ms`
-
-Each call is timed once; the interval is over what is decoded, and says nothing about other
-machines. Nothing is chosen on the prompts that are timed.
+Whole calls of `Sampler.generate`, the pass over the prompt included, one prompt at a time in float32 at temperatures
+1 and 0 (compiled: at 1), with `compile="auto"`, in item "compiled" `compile=True`. Prompts: the beginnings of held-out
+files of the corpus, and of modules of Python's standard library, which is not in the corpus. The columns are those of
+`studies.speed.calls`, and `gamma`: without compilation the fastest of `GAMMAS` on other prompts of the same kind,
+compiled, where every gamma has to be compiled, 4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
-from numpy.typing import NDArray
 
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter
@@ -34,99 +21,25 @@ from specnb.fast import Compile
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.sampler import Sampler, slots_for
-from specnb.statistics import machine, over_rows, ratio_of_sums
-from studies import study
+from specnb.statistics import machine
 from studies.drafters.heads import FeatureDrafter
+from studies.speed.calls import compared, fastest, way_of
 from studies.speed.pairs import PROMPTS, prompts_of
-from studies.study import columns, timed_in_turn
+from studies.study import Study
 
-NONE, GAMMA = "none", 4
-GAMMAS = (3, 4, 5, 6, 8)
+NONE, GAMMA, GAMMAS = "none", 4, (3, 4, 5, 6, 8)
 HEADS: dict[str, Any] = {"recurrent": FeatureDrafter, "attention": AttentionDrafter}
 
 
-class Entry(NamedTuple):
-    """What is timed: a drafter, None for plain decoding, and its gamma."""
-
-    name: str
-    drafter: Drafter | None
-    gamma: int
-
-
-def entries(pair: Pair, sampling: Sampling, compile: Compile) -> list[Entry]:
-    """Plain decoding, and every drafter that is timed."""
+def drafters_of(pair: Pair, sampling: Sampling, compile: Compile) -> dict[str, Drafter | None]:
+    """Plain decoding, and every drafter that is timed. The layers of a head are not compiled."""
     models = {"draft model": pair.draft, "distilled draft model": load_model(TRAINED_PAIR / "draft-distilled")}
-    drafters: dict[str, Drafter] = {
-        name: ModelDrafter(model, sampling, compile=compile) for name, model in models.items()
-    }
+    drafters: dict[str, Any] = {NONE: None}
+    drafters |= {name: ModelDrafter(model, sampling, compile=compile) for name, model in models.items()}
     for name, drafter in HEADS.items():
-        # The layers of a head are not compiled.
-        products: Compile = "auto" if compile else False
         head = load_head(TRAINED_PAIR / f"draft-{name}")
-        drafters[f"{name} head"] = drafter(pair.target, head, sampling, compile=products)
-    return [Entry(NONE, None, 0), *[Entry(name, drafter, GAMMA) for name, drafter in drafters.items()]]
-
-
-class Calls:
-    """Timed calls of samplers, one prompt at a time, that differ only in the drafter and its gamma.
-
-    A call makes `new_tokens` tokens, or fewer where `eos` ends them, in `slots`, enough for the
-    longest prompt. Every entry has a sampler of its own, made by `sampler_class`.
-    """
-
-    def __init__(
-        self, target: Any, sampling: Sampling, new_tokens: int, slots: int, *, compile: Compile = "auto",
-        eos: int | None = None, sampler_class: Callable[..., Sampler] = Sampler,
-    ) -> None:  # fmt: skip
-        self.target, self.sampling, self.new_tokens, self.slots = target, sampling, new_tokens, slots
-        self.compile, self.eos, self.sampler_class = compile, eos, sampler_class
-        self.samplers: dict[tuple[str, int], Sampler] = {}
-
-    def made(self, entry: Entry, prompt: list[int], number: int) -> tuple[list[int], int]:
-        """The tokens of one call, and its target forward passes; `number` is that of its random
-        numbers."""
-        key = entry.name, entry.gamma
-        if key not in self.samplers:
-            self.samplers[key] = self.sampler_class(
-                self.target, entry.drafter, gamma=entry.gamma, sampling=self.sampling, compile=self.compile,
-                check=False, slots=self.slots, progress=False,
-            )  # fmt: skip
-        sampler = self.samplers[key]
-        found = sampler.generate([prompt], max_new_tokens=self.new_tokens, eos=self.eos, numbers=[number])
-        return found.tokens[0], int(found.record.target_passes.sum())
-
-    def timed(self, chosen: list[Entry], prompts: list[list[int]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Seconds of whole calls `(prompts, chosen)`; tokens and target passes of each
-        `(2, prompts, chosen)`."""
-        counts = np.zeros((2, len(prompts), len(chosen)))
-
-        def call(at: int, prompt: list[int], number: int) -> None:
-            tokens, passes = self.made(chosen[at], prompt, number)
-            counts[:, number, at] = len(tokens), passes
-
-        return timed_in_turn(call, range(len(chosen)), prompts), counts
-
-    def with_gamma(self, entry: Entry, prompts: list[list[int]], gammas: tuple[int, ...] = GAMMAS) -> Entry:
-        """`entry` with the fastest of `gammas` on `prompts`; plain decoding as it is."""
-        if entry.drafter is None:
-            return entry
-        seconds, (tokens, _) = self.timed([entry._replace(gamma=gamma) for gamma in gammas], prompts)
-        return entry._replace(gamma=gammas[int((seconds.sum(axis=0) / tokens.sum(axis=0)).argmin())])
-
-    def compared(self, chosen: list[Entry], prompts: list[list[int]]) -> pd.DataFrame:
-        """One line for each of `chosen`; the first is plain decoding."""
-        seconds, (tokens, passes) = self.timed(chosen, prompts)
-
-        def speed_up(at: int, rows: NDArray[np.int64]) -> float:
-            plain, own = (seconds[rows, one].sum() / tokens[rows, one].sum() for one in (0, at))
-            return float(plain / own)
-
-        return pd.DataFrame(
-            {"drafter": entry.name, "gamma": entry.gamma, "ms": 1e3 * seconds[:, at].sum() / tokens[:, at].sum()}
-            | columns("tokens_per_step", ratio_of_sums(tokens[:, at], passes[:, at]))
-            | columns("speed_up", over_rows(partial(speed_up, at), len(prompts)))
-            for at, entry in enumerate(chosen)
-        )  # fmt: skip
+        drafters[f"{name} head"] = drafter(pair.target, head, sampling, compile="auto" if compile else False)
+    return drafters
 
 
 def measure(item: str, prompts: int, chosen_on: int, prompt_tokens: int, new_tokens: int) -> pd.DataFrame:
@@ -136,17 +49,24 @@ def measure(item: str, prompts: int, chosen_on: int, prompt_tokens: int, new_tok
     compile: Compile = True if compiled else "auto"
     found = []
     for kind in PROMPTS["trained"]:
-        given, fixed = prompts_of(pair, kind, prompts + chosen_on, prompt_tokens), entries(pair, sampling, compile)
+        given = prompts_of(pair, kind, prompts + chosen_on, prompt_tokens)
         slots = slots_for(max(map(len, given)), new_tokens, max(GAMMAS))
-        calls = Calls(pair.target, sampling, new_tokens, slots, compile=compile)
-        chosen = fixed if compiled else [calls.with_gamma(entry, given[prompts:]) for entry in fixed]
-        lines = calls.compared(chosen, given[:prompts])
-        found.append(lines.assign(prompts=kind, temperature=float(temperature), compiled=compiled))
-    under = {"target": "shipped", "sequences": prompts, "machine": machine(), "threads": torch.get_num_threads()}
-    return pd.concat(found).assign(**under)
+        sampler = partial(
+            Sampler, pair.target, sampling=sampling, compile=compile, check=False, slots=slots, progress=False
+        )
+        chosen, ways = {}, {}
+        for name, drafter in drafters_of(pair, sampling, compile).items():
+            gammas = (0,) if drafter is None else (GAMMA,) if compiled else GAMMAS
+            tried = {str(gamma): way_of(sampler(drafter, gamma=gamma), new_tokens) for gamma in gammas}
+            best = fastest(tried, given[prompts:]) if len(tried) > 1 else str(gammas[0])
+            chosen[name], ways[name] = int(best), tried[best]
+        table = compared(ways, given[:prompts])[0].rename(columns={"way": "drafter"})
+        found.append(table.assign(gamma=list(chosen.values()), prompts=kind))
+    under = {"temperature": float(temperature), "compiled": compiled, "target": "shipped", "sequences": prompts}
+    return pd.concat(found).assign(**under, machine=machine(), threads=torch.get_num_threads())
 
 
-STUDY = study.Study(
+STUDY = Study(
     measure,
     settings={"prompts": 32, "chosen_on": 12, "prompt_tokens": 32, "new_tokens": 64},
     small={"prompts": 8, "chosen_on": 1, "prompt_tokens": 8, "new_tokens": 8},

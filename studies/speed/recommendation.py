@@ -23,8 +23,7 @@ LAYOUTS: dict[str, Compile] = {"saved": False, "chosen": "auto"}
 def measure(
     item: str, largest: int, advised_on: int, repetitions: int, prompt_tokens: int, new_tokens: int
 ) -> pd.DataFrame:
-    """One line per gamma from 0: predicted and measured improvement over plain decoding, and speed
-    over the best gamma.
+    """One line per gamma from 0: predicted and measured improvement over plain decoding.
 
     The first `advised_on` prompts are for the recommendation, the `repetitions` that follow are
     timed.
@@ -37,15 +36,12 @@ def measure(
         repetitions=max(repetitions, 3), compile=compile,
     )  # fmt: skip
     speeds = measure_speeds(pair, prompts[advised_on:], range(largest + 1), max_new_tokens=new_tokens, compile=compile)
-    measured = {gamma: speeds.improvement(gamma) for gamma in range(largest + 1)}
-    best = max(measured, key=lambda gamma: measured[gamma].value)
     predicted = {0: Estimate(1.0, 1.0, 1.0, 0)} | advice.predicted
     return pd.DataFrame(
         {"pair": name, "layout": layout, "prompts": kind} | conditions(pair)
-        | {"gamma": gamma, "recommended": gamma == advice.gamma, "best": gamma == best}
-        | columns("predicted", predicted[gamma]) | columns("measured", measured[gamma])
-        | columns("over_best", speeds.improvement(gamma, over=best)) | {"repetitions": repetitions}
-        for gamma in measured
+        | {"gamma": gamma, "recommended": gamma == advice.gamma}
+        | columns("predicted", predicted[gamma]) | columns("measured", speeds.improvement(gamma))
+        for gamma in predicted
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ ALLOWED = {
     "comment": r"//[^\n]*",
     "name of a number, a figure or a remark": r"#n(\.[\w-]+)+|\"(audit/)?\d\d_\w+\"|#so\(\"[\w-]+\"\)",
     "quotation of a source": r"\"[^\"]*\"",
-    "place in a source": r"(Table|Section|Appendix|Equation|Theorem|[Ss]tep) \d+|\bA\.\d",
+    "place in a source": r"(Figure|Table|Section|Appendix|Equation|Theorem|[Ss]tep) \d+|\bA\.\d",
     "name": r"\b[A-Za-z]+\d+\b",
     "level of the intervals": r"95% intervals",
 }

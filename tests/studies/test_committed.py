@@ -19,12 +19,14 @@ from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
 from specnb.ngram import UniformDrafter
 from specnb.rules import token_verification
+from specnb.sampler import Sampler
 from studies.beams import beam_speeds
 from studies.drafters import drafters
 from studies.files import ROOT
 from studies.rules import rules_in_the_loop
 from studies.rules.rules_in_the_loop import Method
-from studies.speed import pair_speeds
+from studies.speed import pair_speeds, t5_passes
+from studies.speed.calls import way_of
 from studies.speed.pairs import prompts_of
 from studies.study import find
 
@@ -72,14 +74,21 @@ def test_rules_in_the_loop(pair: Pair) -> None:
 
 def test_pair_speeds(pair: Pair) -> None:
     """Tokens per step of the attention head at temperature 0, which makes the fewest steps."""
-    name, size = "attention head", find("pair_speeds").settings
+    name, size, greedy = "attention head", find("pair_speeds").settings, Sampling(0.0)
     (row,) = committed("pair_speeds", drafter=name, temperature=0, prompts="held-out").to_dict("records")
-    (entry,) = [one for one in pair_speeds.entries(pair, Sampling(0.0), False) if one.name == name]
-    calls = pair_speeds.Calls(pair.target, Sampling(0.0), size["new_tokens"], slots=128, compile=False)
+    drafter = pair_speeds.drafters_of(pair, greedy, False)[name]
+    sampler = Sampler(pair.target, drafter, gamma=int(row["gamma"]), sampling=greedy, compile=False, check=False)
+    way = way_of(sampler, size["new_tokens"])
     prompts = prompts_of(pair, "held-out", size["prompts"], size["prompt_tokens"])
-    chosen = entry._replace(gamma=int(row["gamma"]))
-    passes = sum(calls.made(chosen, prompt, number)[1] for number, prompt in enumerate(prompts))
+    passes = sum(len(way(number, prompt)[1]) for number, prompt in enumerate(prompts))
     assert len(prompts) * size["new_tokens"] / passes == rounded(row["tokens_per_step"])
+
+
+def test_t5_passes() -> None:
+    """The steps of its trace with the longest draft, which are the fewest."""
+    size = find("t5_passes").settings
+    (gamma, tokens), table = (size["gammas"][-1], size["new_tokens"]), committed("t5_passes")
+    assert t5_passes.steps_of(gamma, tokens) == table.steps[table.n == gamma + 1].item()
 
 
 def test_beam_speeds(pair: Pair) -> None:

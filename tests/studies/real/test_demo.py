@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from drafter_kinds import attending, near_model
-from script_files import ROOT
 
 from studies.real import demo
 
@@ -27,8 +25,3 @@ def test_it_prints_both_answers_and_their_speeds(
     assert all(re.search(rf"{kind}: .*\n\n(<\d>){{4}}\n\nplain ", said, re.DOTALL) for kind in demo.QUESTIONS)
     assert len(re.findall(r"speculative +\S+ tokens/s +\d\.\d\d tokens/step", said)) == 2
     assert said.count("the tokens are the same as plain decoding") == 2
-
-
-def test_its_questions_are_of_the_workloads() -> None:
-    lines = (ROOT / "data/workloads.jsonl").read_text(encoding="utf-8").splitlines()
-    assert set(demo.QUESTIONS.values()) <= {json.loads(line)["prompt"] for line in lines}

@@ -8,7 +8,6 @@ from tiny import roomy_pair
 
 from specnb.cost import CostMeter
 from specnb.loading import Pair
-from specnb.record import PARTS
 from studies.speed.speeds import Speeds, measure_speeds
 
 
@@ -20,33 +19,26 @@ def pair() -> Pair:
 def speeds_of(step: list[float], tokens: list[float], active: list[float]) -> Speeds:
     """gamma = 3, whose steps take `step` seconds and give each active row `tokens`; a plain step
     takes 1 second."""
-    repetitions = len(step)
-    seconds = np.zeros((repetitions, 2, len(PARTS)))
-    seconds[:, 0, 1], seconds[:, 1, 1] = 1.0, np.array(step) / (np.array(tokens) * active)
-    ones = np.ones(repetitions)
-    return Speeds((0, 3), seconds, np.stack([ones, tokens], axis=1), np.stack([ones, active], axis=1))
+    ones = [1.0] * len(step)
+    return Speeds((0, 3), *(np.array([ones, each]).T for each in (step, tokens, active)))
 
 
-def test_speeds_have_all_parts_for_every_gamma_and_alternate_with_what_is_between(pair: Pair) -> None:
+def test_steps_of_every_gamma_are_timed_and_alternate_with_what_is_between(pair: Pair) -> None:
     meter = CostMeter(pair, 5, (1, 3))
-    speeds = measure_speeds(
-        pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=9, between=meter.round, progress=False
-    )
-    assert speeds.seconds.shape == (3, 2, len(PARTS))
+    speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=9, between=meter.round)
+    assert speeds.seconds.shape == (3, 2)
     assert (speeds.seconds > 0).all()
-    assert (speeds.tokens_per_step[:, 0] == 1).all()
-    assert ((speeds.tokens_per_step[:, 1] >= 1) & (speeds.tokens_per_step[:, 1] <= 3)).all()
+    assert (speeds.tokens[:, 0] == 1).all()
+    assert ((speeds.tokens[:, 1] >= 1) & (speeds.tokens[:, 1] <= 3)).all()
     assert speeds.improvement(2).n == 3
-    assert sum(speeds.time_fraction(2, part) for part in PARTS) == pytest.approx(1)
-    assert meter.costs().target.shape == (3 * 2, 2)
+    assert speeds.improvement(0)[:3] == (1, 1, 1)
+    assert meter.costs().target.shape == (2 + 3 * 2, 2)
 
 
 def test_rows_that_have_ended_are_not_active(pair: Pair) -> None:
-    speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=20, rows=8, progress=False)
+    speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=20, rows=8)
     assert (speeds.active[:, 0] == 1).all()
     assert 0 < speeds.active[:, 1].min() < 1 == speeds.active.max()
-    alone = Speeds(speeds.gammas, speeds.seconds * speeds.active[..., None], speeds.tokens_per_step)
-    assert speeds.improvement(2, refilled=True) == pytest.approx(alone.improvement(2))
 
 
 def test_waiting_rows_slow_a_batch_down() -> None:
@@ -61,17 +53,7 @@ def test_neither_a_slow_moment_nor_a_lucky_prompt_decides() -> None:
     """Steps of 2 seconds, one of them held up, that give 2, 2, 4 and 4 tokens."""
     speeds = speeds_of([2.0, 20.0, 2.0, 2.0], [2.0, 2.0, 4.0, 4.0], [1.0] * 4)
     # Equally long sequences took 1/2, 1/2, 1/4 and 1/4 steps a token.
-    assert speeds.tokens(3) == pytest.approx(8 / 3)
+    assert speeds.tokens_per_step(3) == pytest.approx(8 / 3)
     found = speeds.improvement(3)
     assert found.value == pytest.approx((8 / 3) / 2)
     assert found.low < found.value < found.high
-    assert speeds.improvement(3, over=3)[:3] == (1, 1, 1)
-
-
-def test_speeds_need_a_baseline_and_repetitions(pair: Pair) -> None:
-    with pytest.raises(ValueError, match="not in"):
-        speeds_of([1.0] * 3, [1.0] * 3, [1.0] * 3).improvement(4)
-    with pytest.raises(ValueError, match="need a 0"):
-        measure_speeds(pair, [[1]] * 3, (1, 2))
-    with pytest.raises(ValueError, match="2 prompts"):
-        measure_speeds(pair, [[1]] * 2, (0, 2))
