@@ -32,7 +32,6 @@ COPIED = (
     "notebooks/support/figures.py",
     "notebooks/support/findings.py",
     "notebooks/support/parameters.py",
-    "notebooks/support/rules.py",
     "studies/__init__.py",
     "studies/files.py",
     "data/claims.yml",

@@ -29,7 +29,6 @@ import pandas as pd
 
 from notebooks.support.findings import ELSEWHERE, UNCHECKED, Number, all_claims, as_number, shown, written
 from notebooks.support.parameters import mistakes, names_given, of_notebook, unknown
-from notebooks.support.rules import by_rule
 from studies.files import ROOT, located, notebooks, out, write
 
 SMALLEST = 1e-12  # of a number in the ledger; what is smaller is rounding, differs between processors, and is 0 there
@@ -85,7 +84,7 @@ class Notebook:
     def claim(
         self,
         name: str,
-        holds: object = None,
+        holds: object,
         *,
         control: object = True,
         only_if: tuple[object, object] | None = None,
@@ -122,10 +121,6 @@ class Notebook:
             raise KeyError(f"{name!r} is not a claim of notebook {self.number}; those are {list(self.claims)}")
         claim = self.claims[name]
         kept = {key: as_number(value, f"{name}: {key}") for key, value in numbers.items()}
-        if holds is None:
-            # Notebooks 04 to 14 and the audit's; goes, with rules.py, when all of them give conditions.
-            self.judged[name] = Finding(*by_rule(name, claim, kept))
-            return
         small = [key for key, value in kept.items() if isinstance(value, float) and abs(value) < SMALLEST]
         kept |= dict.fromkeys(small, 0.0)
         inside, outside = (_answer(one, name) for one in only_if or (False, True))
