@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
 from matplotlib.colors import to_rgb
 
@@ -35,5 +36,6 @@ def test_each_entry_has_the_colour_of_its_kind() -> None:
     """Row a knew one token, got the newest and a draft token, which was accepted; row b only the
     newest."""
     figure = draw_caches({("padding", "pass"): snapshot(LAYOUTS["padding"])}, [1, 0], [1, 0], drafted=1)
+    plt.close(figure)
     filled = [to_rgb(patch.get_facecolor()) for patch in figure.axes[0].patches if patch.get_fill()]
     assert filled == [to_rgb(COLOURS[name]) for name in ("target", "recovered", "accepted", "recovered")]
