@@ -8,7 +8,7 @@ import pytest
 from notebooks.support.parameters import ALLOWED, of_notebook
 from studies.files import notebooks
 
-NOTEBOOKS = {name: path for name, path in notebooks().items() if name < "08"}
+NOTEBOOKS = notebooks()
 
 
 def ends(name: str, which: str) -> dict[str, Any]:
