@@ -382,8 +382,8 @@ class _Call:
         reader, timer = ProgressReader(batch), StepTimer(batch.state.tokens.device)
         expected = len(self.prompts) * self.max_new_tokens
         first = bool(self.to_compare)
-        with tqdm(total=expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
-            bar.set_postfix_str(self.sampler.compiled, refresh=False)
+        described = ", ".join(["tokens", *filter(None, [self.sampler.compiled])])
+        with tqdm(total=expected, desc=described, delay=3, leave=False, disable=not progress) as bar:
             while True:
                 if hooks.timed:
                     timer.start()

@@ -89,6 +89,14 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def call(project: Path, *command: str) -> tuple[int, str]:
     """The exit status of a command, and what it says."""
+    done = subprocess.run(
+        command, cwd=project, env=environment(project), text=True, encoding="utf-8", timeout=300,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def environment(project: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "SPECNB_OUT"}
     settings = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -96,11 +104,7 @@ def call(project: Path, *command: str) -> tuple[int, str]:
         "XDG_CACHE_HOME": str(project / "cache"),
         "LC_ALL": "C",
     }
-    done = subprocess.run(
-        command, cwd=project, env=inherited | settings, text=True, encoding="utf-8", timeout=300,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
-    )  # fmt: skip
-    return done.returncode, done.stdout
+    return inherited | settings
 
 
 def snakemake(project: Path, *arguments: str) -> tuple[int, str]:
@@ -283,17 +287,16 @@ def test_a_notebook_that_outlives_a_killed_run_keeps_the_lock(project: Path) -> 
     code = f"from pathlib import Path\nPath({str(started)!r}).touch()\nimport time\ntime.sleep(600)\n"
     write_notebook(project, SECOND, code)
     command = [sys.executable, "workflow/pipeline.py", "--cores", "1", "--quiet", "rules", "host"]
-    settings = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with subprocess.Popen(command, cwd=project, env=settings, start_new_session=True) as running:
+    with subprocess.Popen(command, cwd=project, env=environment(project), start_new_session=True) as running:
         try:
             while not started.exists() and running.poll() is None:
                 time.sleep(0.1)
+            assert started.exists()
             running.kill()
             running.wait()
             ended, output = call(project, *command)
         finally:
             os.killpg(running.pid, signal.SIGKILL)
             write_notebook(project, SECOND)
-    assert started.exists()
     assert ended == 1
     assert output.endswith("wait for it to end\n")

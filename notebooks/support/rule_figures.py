@@ -32,14 +32,14 @@ def plot_acceptance(example: pd.DataFrame, drafts: pd.DataFrame) -> Figure:
                       ha="center", fontsize=7, color=colour)  # fmt: skip
     names = [f"{visible(row.text).strip() or '␣'}\np/q = {row.ratio:.2g}" for row in example.itertuples()]
     left.set(xticks=at, xticklabels=["", *names], ylim=(0, 1.15), xlabel="draft tokens, one after another")
-    left.set(ylabel="probability that the draft\nis accepted up to here")
+    left.set(ylabel="acceptance probability of the\nprefix, over its continuations")
     left.set_title("Block verification recovers from an unlikely token")
     sns.scatterplot(drafts, x="token", y="block", color=COLOURS["target"], s=8, alpha=0.4, linewidth=0, ax=right)
     most = len(example)
     right.plot([0, most], [0, most], color=COLOURS["muted"], linewidth=0.8)
-    right.set(xlabel="expected accepted tokens,\ntoken verification", ylabel="block verification")
+    right.set(xlabel="sum over the prefixes,\ntoken verification", ylabel="block verification")
     right.set(xlim=(0, most), ylim=(0, most), xticks=range(most + 1), yticks=range(most + 1), aspect="equal")
-    right.set_title("No draft is expected to lose")
+    right.set_title("No prefix is accepted less often")
     return figure
 
 

@@ -274,7 +274,7 @@ def test_what_torch_compiles(
         expected = on_the_cpu(target(), PROMPTS, made, gamma=3, progress=False, **asked)
         steps.clear()
         require_equal(sampler.generate(PROMPTS, **asked), expected)
-        assert kinds(steps) == {"replay"}
+    assert kinds(steps) == {"replay"}
     assert sampler.private.compiled is not None
     assert sampler.private.compiled.ready
 
