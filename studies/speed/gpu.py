@@ -292,7 +292,7 @@ def measure(
 STUDY = Study(
     measure,
     settings={
-        "sequences": 64, "prompts": 6, "new_tokens": 64, "lengths": (1, 2, 3, 5, 9, 17), "repetitions": 20,
+        "sequences": 64, "prompts": 6, "new_tokens": 64, "lengths": (1, 2, 3, 5, 9, 17, 33, 64), "repetitions": 20,
         "others": True,
     },
     small={
