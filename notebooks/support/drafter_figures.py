@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
-from notebooks.support.figures import AS_GIVEN, COLOURS, COLUMN, PAGE, POINTS, with_ends
+from notebooks.support.figures import AS_GIVEN, COLOURS, COLUMN, PAGE, POINTS, spread, with_ends
 
 KINDS = {
     "tables and copies": COLOURS["muted"],
@@ -52,35 +50,12 @@ def plot_costs(table: pd.DataFrame) -> Figure:
 def _label(axis: Axes, rows: pd.DataFrame, top: float) -> None:
     """The names of the drafters in a column on the right, in the order of their points."""
     ordered = rows.sort_values("tokens_per_step")
-    places = spread(ordered.tokens_per_step.to_numpy(), 0.043 * top, 0.95)
+    places = spread(ordered.tokens_per_step.tolist(), 0.043 * top, 0.95)
     for row, place in zip(ordered.itertuples(), places, strict=True):
         axis.annotate(
             row.drafter, (row.cost, row.tokens_per_step), (LONGEST + 0.1, place), fontsize=7, va="center",
             color=KINDS[row.kind], arrowprops=LEADER,
         )  # fmt: skip
-
-
-def spread(values: NDArray[np.float64], gap: float, least: float) -> list[float]:
-    """Places near the sorted `values`, at least `gap` apart and none below `least`.
-
-    >>> spread(np.array([1.0, 1.0, 3.0]), 0.5, 0.0)
-    [0.75, 1.25, 3.0]
-    """
-    groups: list[list[float]] = []
-    for value in values.tolist():
-        groups.append([value])
-        while len(groups) > 1 and _first(groups[-1], gap, least) < _end(groups[-2], gap, least):
-            last = groups.pop()
-            groups[-1] += last
-    return [_first(group, gap, least) + gap * number for group in groups for number in range(len(group))]
-
-
-def _first(group: list[float], gap: float, least: float) -> float:
-    return max(sum(group) / len(group) - gap * (len(group) - 1) / 2, least)
-
-
-def _end(group: list[float], gap: float, least: float) -> float:
-    return _first(group, gap, least) + gap * len(group)
 
 
 def plot_lengths(lengths: pd.DataFrame) -> Figure:

@@ -10,7 +10,9 @@ rounded.
 from __future__ import annotations
 
 import io
+import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -116,6 +118,25 @@ def dots(table: pd.DataFrame, ends: tuple[str, str], along: str = "x", ax: Axes 
     axis: Axes = sns.lineplot(spans.reset_index(drop=True), ax=ax, **of_both, **line)
     sns.scatterplot(table, ax=axis, zorder=3, **how)
     return axis
+
+
+def spread(values: Sequence[float], gap: float, least: float = -math.inf) -> list[float]:
+    """Places for labels near the ascending `values`, at least `gap` apart and none below `least`.
+
+    >>> spread([0.0, 1.0, 1.0, 3.0], 0.5), spread([1.0, 1.0, 3.0], 0.5, least=0.9)
+    ([0.0, 0.75, 1.25, 3.0], [0.9, 1.4, 3.0])
+    """
+
+    def first(group: Sequence[float]) -> float:
+        return max(sum(group) / len(group) - gap * (len(group) - 1) / 2, least)
+
+    groups: list[list[float]] = []  # each: values whose labels touch
+    for value in values:
+        groups.append([value])
+        while len(groups) > 1 and first(groups[-1]) < first(groups[-2]) + gap * len(groups[-2]):
+            last = groups.pop()
+            groups[-1] += last
+    return [first(group) + gap * number for group in groups for number in range(len(group))]
 
 
 def panels(columns: int, rows: int = 1, **how: Any) -> tuple[Figure, list[Axes]]:

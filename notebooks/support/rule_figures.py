@@ -12,7 +12,7 @@ import seaborn as sns
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from notebooks.support.figures import COLOURS, PAGE
+from notebooks.support.figures import COLOURS, PAGE, spread
 from notebooks.support.step_figure import visible
 
 
@@ -92,23 +92,3 @@ def plot_slopes(rows: pd.DataFrame, title: str) -> Figure:
     axis.set(ylim=(labels[0] - 0.05, None))
     axis.grid(visible=False)
     return figure
-
-
-def spread(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending `heights`, moved apart so that neighbours are at least `gap` from each other, about
-    where they were.
-
-    >>> [round(height, 2) for height in spread([0.0, 1.0, 1.0, 3.0], 0.5)]
-    [0.0, 0.75, 1.25, 3.0]
-    """
-    groups: list[list[float]] = []  # each: heights whose labels touch
-    for height in heights:
-        last = [height]
-        while groups and _middle(last) - _middle(groups[-1]) < gap * (len(last) + len(groups[-1])) / 2:
-            last = groups.pop() + last
-        groups.append(last)
-    return [_middle(group) + gap * (i - (len(group) - 1) / 2) for group in groups for i in range(len(group))]
-
-
-def _middle(group: Sequence[float]) -> float:
-    return sum(group) / len(group)
