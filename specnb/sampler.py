@@ -336,23 +336,20 @@ class Sampler:
         layers = self.private.compiled
         if layers is None and not self.captures:
             return
-        widths = frozenset(width + 1 for width in batch.widths) | (layers.widths if layers else frozenset())
+        if layers is not None:
+            layers.widths |= frozenset(width + 1 for width in batch.widths)
         if self.captures:
             batch.capture(self.hooks.timed)
-        elif layers is not None:
-            layers.widths = frozenset()  # for a pass that is not compiled
-            batch.warm_up()
-            before = batch.seconds_of_a_pass()
-        if layers is not None:
-            layers.widths = widths
         doing = "capturing a step" if self.captures else "compiling a layer, some seconds once"
         begun = now(self.target.device)
         with tqdm(total=1, desc=doing, leave=False, disable=not self.progress, delay=1) as bar:
             batch.warm_up()
             bar.update()
-        if not self.captures:
-            seconds = now(self.target.device) - begun
-            pays = seconds / max(before - batch.seconds_of_a_pass(), 1e-9)
+        if layers is not None and not self.captures:
+            seconds, compiled = now(self.target.device) - begun, batch.seconds_of_a_pass()
+            widths, layers.widths = layers.widths, frozenset()  # for a pass that is not compiled
+            pays = seconds / max(batch.seconds_of_a_pass() - compiled, 1e-9)
+            layers.widths = widths
             self.compiled = f"compiled in {seconds:.0f} s, earned back after {pays:.0f} steps"
 
 

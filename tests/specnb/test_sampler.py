@@ -410,7 +410,7 @@ def test_a_compiled_step_has_all_draft_tokens_or_the_fewest(
     monkeypatch.setattr("specnb.fast.compiled", lambda function: function)
     asked: dict[str, Any] = {"max_new_tokens": 12, "sampling": GREEDY, "progress": False}
     made = generate(TARGET, PROMPTS, PromptLookupDrafter(VOCAB), gamma=gamma, compile=True, **asked)
-    begun = len(widths) - 1 - widths[::-1].index(-1)
+    begun = widths.index(-1)
     assert {fewest, gamma} <= set(widths[:begun])
     assert set(widths[begun + 1 :]) == {fewest, gamma}
     assert made.tokens == generate(TARGET, PROMPTS, None, **asked).tokens
