@@ -44,29 +44,32 @@ from specnb.fast import Compile
 from specnb.loading import Pair
 from specnb.record import now
 from specnb.sampler import Hooks, Sampler, generate, slots_for
-from specnb.statistics import Job, bootstrap, machine, time_round
+from specnb.statistics import machine
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
+from studies.speed.calls import Way, compared, way_of
 from studies.speed.gpu_setups import CUDA, Setup, setup
 from studies.study import Study, columns, commit, timed_in_turn
 
 CONTEXT = 128  # tokens before the forward passes that are timed alone
 LARGE = 2**26  # numbers that are copied; with as many in a square matrix, a product
-REPEATED = 10  # copies and products
+REPEATED = 10  # copies and products in a round, and rounds
 Line = dict[str, Any]
-# Number of a prompt and its tokens -> new tokens a row, and steps.
-Way = Callable[[int, list[int]], tuple[int, int]]
 
 
 def rates() -> Iterator[Line]:
     """How fast this card copies, and multiplies."""
     many = torch.zeros(LARGE, dtype=torch.bfloat16, device=CUDA)
-    square = torch.zeros(int(LARGE**0.5), int(LARGE**0.5), dtype=torch.bfloat16, device=CUDA)
+    square = many[: int(LARGE**0.5) ** 2].view(int(LARGE**0.5), -1)
     work = {"copy": (many.clone, 2e-9 * many.nbytes), "product": (lambda: square @ square, 2e-12 * len(square) ** 3)}
-    for name, (function, amount) in work.items():
-        jobs = [Job(function, before=[function], times=REPEATED)]
-        seconds = [time_round(jobs, partial(now, many.device), np.random.default_rng(0))[0] for _ in range(REPEATED)]
-        yield {"way": name, "rate": amount / np.median(seconds)}
+
+    def call(name: str, *prompt: int) -> None:
+        for _ in range(REPEATED):
+            work[name][0]()
+
+    seconds = np.median(timed_in_turn(call, [*work], range(REPEATED), CUDA), axis=0) / REPEATED
+    for (name, (_, amount)), taken in zip(work.items(), seconds, strict=True):
+        yield {"way": name, "rate": amount / taken}
 
 
 def audited(given: Setup, temperature: float, sequences: int, new_tokens: int) -> Iterator[Line]:
@@ -125,13 +128,7 @@ def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes
             given.target, drafter, gamma=gamma, sampling=sampling, compile=compile, check=False, rows=rows,
             slots=slots_for(longest, new_tokens, gamma), progress=False,
         )  # fmt: skip
-
-        def call(number: int, prompt: list[int]) -> tuple[int, int]:
-            numbers = range(number * rows, (number + 1) * rows)
-            made = sampler.generate([prompt] * rows, max_new_tokens=new_tokens, eos=given.eos, numbers=numbers)
-            return sum(map(len, made.tokens)), int(made.record.target_passes.sum())
-
-        return call
+        return way_of(sampler, new_tokens, given.eos, rows)
 
     drafted = [(name, gamma) for name, (_, gammas) in given.drafters.items() for gamma in gammas]
     ways: dict[str, Way] = {}
@@ -149,7 +146,7 @@ def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, sta
     target: Any = given.target
     end = -1 if given.eos is None else given.eos
 
-    def call(settings: dict[str, Any], number: int, prompt: list[int]) -> tuple[int, int]:
+    def call(settings: dict[str, Any], number: int, prompt: list[int]) -> tuple[int, list[int]]:
         torch.manual_seed(number)
         tokens = torch.tensor([prompt] * rows, device=target.device)
         how = {"do_sample": True, "temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
@@ -160,7 +157,7 @@ def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, sta
         new = made[:, len(prompt) :]
         # Tokens after an end are padding.
         ended = (new == end).int().cumsum(dim=1) - (new == end).int()
-        return int((ended == 0).sum()), 0
+        return int((ended == 0).sum()), []
 
     if static:
         return {"plain, transformers static": partial(call, {"cache_implementation": "static"})}
@@ -174,31 +171,13 @@ def other_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, sta
 
 def calls(ways: dict[str, Way], given: Setup, prompts: int, rows: int, predict: Callable[..., float]) -> Iterator[Line]:
     """A line for each way; all take turns on each of the first `prompts`."""
-    names = list(ways)
-    counts = np.zeros((2, prompts, len(names)))
-
-    def call(name: str, prompt: list[int], number: int) -> None:
-        counts[:, number, names.index(name)] = ways[name](number, prompt)
-
-    seconds = timed_in_turn(call, names, given.prompts[:prompts], CUDA)
-    tokens, steps = counts
-    plain = [at for at, name in enumerate(names) if name.startswith("plain")]
-    over = min(plain, key=lambda at: seconds[:, at].sum() / tokens[:, at].sum())
-
-    for at, name in enumerate(names):
-
-        def speed_up(chosen: Any, at: int = at) -> Any:
-            before, this = (seconds[chosen, way].sum(-1) / tokens[chosen, way].sum(-1) for way in (over, at))
-            return before / this
-
-        found: Line = {"way": name, "rows": rows, "over": names[over], "tokens": int(tokens[:, at].sum())}
-        found |= {"ms": 1e3 * seconds[:, at].sum() / tokens[:, at].sum() * rows}
-        found |= {"tokens_per_second": tokens[:, at].sum() / seconds[:, at].sum()}
-        found |= columns("speed_up", bootstrap(speed_up, prompts, 2000, 0))
-        if steps[:, at].any():
-            found["tokens_per_step"] = tokens[:, at].sum() / steps[:, at].sum()
-            found["predicted"] = predict(name, found["tokens_per_step"])
-        yield found
+    plain = [name for name in ways if name.startswith("plain")]
+    table, _ = compared(ways, given.prompts[:prompts], plain=plain, device=CUDA)
+    for line in table.to_dict("records"):
+        line |= {"rows": rows, "ms": line["ms"] * rows, "tokens_per_second": 1e3 / line["ms"]}
+        if line["tokens_per_step"] > 0:  # the passes of transformers are not known
+            line["predicted"] = predict(line["way"], line["tokens_per_step"])
+        yield line
 
 
 def predicted(costs: Costs, timed: str, drafts: bool, way: str, tokens_per_step: float) -> float:
@@ -219,25 +198,23 @@ def parts(given: Setup, sampling: Sampling, new_tokens: int) -> Iterator[Line]:
     """Milliseconds of each part of a step, each a graph of its own, and how long the device works in a
     call whose step is one graph."""
     (name, (make, gammas)), *_ = given.drafters.items()
-    for mode, compile in (("graph", "graph"), ("compiled", True)):
+    modes: dict[str, Compile] = {"graph": "graph", "compiled": True}
+    for mode, timed in product(modes, (True, False)):
         about: Line = {"way": f"{name} {gammas[0]}, {mode}", "rows": 1}
-        samplers = [
-            Sampler(
-                given.target, make(sampling), gamma=gammas[0], sampling=sampling, compile=compile, check=False,  # type: ignore[arg-type]
-                hooks=Hooks(timed=timed), progress=False,
-            )
-            for timed in (True, False)
-        ]  # fmt: skip
-        for sampler in samplers * 2:  # the first call captures
-            begun = now(given.target.device)
-            with busy() as found:
-                made = sampler.generate(given.prompts[:1], max_new_tokens=new_tokens)
-            elapsed = now(given.target.device) - begun
-            if made.record.seconds:
-                medians = {part: 1e3 * float(np.median(seconds)) for part, seconds in made.record.seconds.items()}
-        for part, ms in medians.items():
-            yield about | {"part": part, "ms": ms}
-        yield about | {"part": "device, of a call", "busy": sum(found) / elapsed}
+        sampler = Sampler(
+            given.target, make(sampling), gamma=gammas[0], sampling=sampling, compile=modes[mode], check=False,
+            hooks=Hooks(timed=timed), progress=False,
+        )  # fmt: skip
+        call = partial(sampler.generate, given.prompts[:1], max_new_tokens=new_tokens)
+        call()  # captures
+        begun = now(given.target.device)
+        with busy() as kernels:
+            made = call()
+        elapsed = now(given.target.device) - begun
+        for part, seconds in made.record.seconds.items():
+            yield about | {"part": part, "ms": 1e3 * float(np.median(seconds))}
+        if not timed:
+            yield about | {"part": "device, of a call", "busy": sum(kernels) / elapsed}
 
 
 @contextmanager

@@ -34,7 +34,7 @@ def test_the_speed_up_is_over_the_way_that_is_named(monkeypatch: pytest.MonkeyPa
     """Ways that take 1, 2 and 4 seconds for 2, 2 and 8 tokens."""
     taken: dict[str, tuple[float, int]] = {"plain": (1.0, 2), "slow": (2.0, 2), "long": (4.0, 8)}
 
-    def timed(call: Any, names: list[str], prompts: list[list[int]]) -> Any:
+    def timed(call: Any, names: list[str], prompts: list[list[int]], device: str) -> Any:
         for number, prompt in enumerate(prompts):
             for name in names:
                 call(name, prompt, number)
@@ -47,6 +47,7 @@ def test_the_speed_up_is_over_the_way_that_is_named(monkeypatch: pytest.MonkeyPa
     assert table.over.tolist() == ["plain", "plain", "slow"]
     assert "tokens_per_step" not in table
     assert fastest(ways, [[1]]) == "plain"
+    assert compared(ways, [[1]], plain=["slow", "long"])[0].speed_up.tolist() == [1, 0.5, 1]
 
 
 def test_every_drafter_samples_as_the_target() -> None:
