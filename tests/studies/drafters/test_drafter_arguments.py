@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from drafter_kinds import HALVES, VOCAB, TableDrafter, attending, counted, recurrent, table
+from drafter_kinds import HALVES, VOCAB, TableDrafter, attending, counted, table
 from tiny import llama
 
 from specnb.distributions import Sampling
@@ -38,13 +37,6 @@ FOUR = UniformDrafter(VOCAB)
 def test_bad_arguments_are_refused(make: Callable[..., Any], arguments: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make(*arguments)
-
-
-def test_heads_need_the_target_s_hidden_states() -> None:
-    context = Context(torch.tensor([[1, 2]]), torch.tensor([2]))
-    for call in (lambda: attending().start(context), lambda: recurrent().propose(context, torch.rand(1, 1))):
-        with pytest.raises(ValueError, match="there are no hidden states; give this drafter to generate"):
-            call()
 
 
 class Told(TableDrafter):

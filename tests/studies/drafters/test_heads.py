@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from drafter_kinds import (
-    VOCAB,
-    WIDTH,
-    attending,
-    near_model,
-    parallel,
-    random_context,
-    random_head,
-    recurrent,
-    some_uniforms,
-)
+from drafter_kinds import WIDTH, near_model, parallel, random_context, random_head, some_uniforms
 
 from specnb.distributions import Sampling, standardise
-from specnb.drafters import ChainDrafter, MixtureDrafter
-from specnb.heads import AttentionHead, HeadDrafter, load_head, save_head
-from specnb.ngram import UniformDrafter
+from specnb.heads import AttentionHead, load_head, save_head
 from studies.drafters.heads import FeatureDrafter, Head, ParallelHeads, RecurrentHead
 
 HIDDEN = 16
@@ -42,31 +29,6 @@ def test_each_token_continues_the_state_of_those_before() -> None:
             expected = standardise(drafter.output(drafter.head.features(state)), sampling)
             assert torch.allclose(found.q[row, position], expected.to(found.q.dtype), atol=1e-6)
             newest = found.draft_tokens[row, position]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("make", [recurrent, lambda: attending((-1,)), parallel])
-def test_a_mixture_gets_the_distributions_that_the_drafter_samples_from(make: Callable[[], HeadDrafter]) -> None:
-    """Also in steps after others of more and of fewer draft tokens."""
-    context = random_context(20, [1, 3])
-    within, fresh = make(), make()
-    within.start(context)
-    for lengths, gamma in (([1, 3], 2), ([4, 4], 1), ([6, 5], 3), ([10, 6], 2)):
-        later = context._replace(lengths=torch.tensor(lengths))
-        fresh.start(later)
-        own, mixed = (
-            fresh.propose(later, some_uniforms(2, gamma)),
-            ChainDrafter.propose(within, later, some_uniforms(2, gamma)),
-        )
-        assert torch.equal(own.draft_tokens, mixed.draft_tokens)
-        assert torch.allclose(own.q, mixed.q, atol=1e-6), lengths
-
-
-def test_combined_drafters_read_the_same_layers() -> None:
-    with pytest.raises(ValueError, match=r"hidden layers \(0, -1\) and FeatureDrafter \(-1,\); .* the same ones"):
-        MixtureDrafter(attending(), recurrent())
-    assert MixtureDrafter(UniformDrafter(VOCAB), attending()).hidden_layers == (0, -1)
-    assert MixtureDrafter(attending((-1,)), recurrent()).hidden_layers == (-1,)
 
 
 @torch.no_grad()
