@@ -20,13 +20,17 @@ PROMPTS = [[0, 1, 2], [3], [4, 4, 0, 1, 2], [2, 2]]
 SAMPLINGS = [Sampling(), Sampling(0), Sampling(0.5), Sampling(top_k=2), Sampling(top_p=0.6)]
 TARGET, MODEL = tiny.llama(VOCAB, dtype=torch.float64), tiny.gpt2(VOCAB, dtype=torch.float64)
 NGRAM = NgramModel(np.random.default_rng(0).integers(VOCAB, size=80), 3, VOCAB)
-DRAFTS: dict[str, PreTrainedModel | NgramModel] = {"model": MODEL, "ngram": NGRAM, "itself": TARGET}
+UNIGRAM = NgramModel(np.array([0, 1, 1, 4]), 1, VOCAB)
+DRAFTS: dict[str, PreTrainedModel | NgramModel] = {
+    "model": MODEL, "trigram": NGRAM, "unigram": UNIGRAM, "itself": TARGET,
+}  # fmt: skip
 
 
 def slow_distribution(source: PreTrainedModel | NgramModel, prefix: list[int], sampling: Sampling) -> Tensor:
     if isinstance(source, NgramModel):
-        recent = ([-1, -1, *prefix])[-2:]
-        return standardise_probs(torch.from_numpy(source.probs(np.array([recent]))[0]), sampling)
+        recent = ([-1] * (source.order - 1) + prefix)[len(prefix) :]
+        probs = source.probs(np.array([recent], dtype=np.int64))[0]
+        return standardise_probs(torch.from_numpy(probs), sampling)
     return tiny.next_distributions(source, [prefix], sampling)[0]
 
 
@@ -51,19 +55,6 @@ def test_overlaps_are_at_most_1_however_float32_sums_are_rounded() -> None:
     found = measure_acceptance(tiny.without_tokenizer(target, target), PROMPTS * 8, new_tokens=NEW)
     assert found.beta["draft"].max() <= 1
     assert found.alpha().value == pytest.approx(1, abs=1e-5)
-
-
-@pytest.mark.parametrize("source", [TARGET, MODEL, NGRAM], ids=["llama", "gpt2", "ngram"])
-def test_distributions_along_sequences_of_different_lengths(source: PreTrainedModel | NgramModel) -> None:
-    sequences = [[0, 1, 2, 3], [4, 0, 1, 2, 3, 0, 2], [1, 1, 1]]
-    distributions = distributions_along(source, sequences, 2, Sampling(0.7))
-    for row, sequence in enumerate(sequences):
-        for at in (-2, -1):
-            expected = slow_distribution(source, sequence[:at], Sampling(0.7))
-            torch.testing.assert_close(distributions[row, at], expected, atol=1e-9, rtol=0)
-    unigram = NgramModel(np.array([0, 1, 1, 4]), 1, VOCAB)  # needs no context
-    found = distributions_along(unigram, [[0, 1, 2], [3, 4]], 1)[:, 0]
-    assert np.array_equal(found.numpy(), unigram.probs(np.empty((2, 0), dtype=np.int64)))
 
 
 def test_what_cannot_be_measured_is_refused() -> None:

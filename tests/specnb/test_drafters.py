@@ -17,7 +17,7 @@ from tiny import ARCHITECTURES, LIMIT, llama, near_copy, next_distributions
 from torch import Tensor
 from unsupported_models import convolving
 
-from specnb.distributions import Sampling, sample
+from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution, step_distribution
 from specnb.ngram import UniformDrafter
@@ -79,31 +79,6 @@ def test_a_step_with_the_drafter_has_the_target_s_joint_distribution(name: str) 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_enumeration_finds_the_planted_bug(name: str) -> None:
     assert max(deviation(BUGS[name](), prefix, seed) for seed, prefix in enumerate(PREFIXES)) > 0.005
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("name", CHAINS)
-def test_tokens_are_sampled_from_q_with_the_uniforms_given(name: str) -> None:
-    """In rows of different lengths; what stands after a row means nothing. q sums to 1, or to 0
-    where nothing is."""
-    lengths, uniforms = torch.tensor([3, 1, 5]), torch.rand(3, 3, generator=torch.Generator().manual_seed(1)).double()
-    proposals = []
-    for filling in (0, VOCAB - 1):
-        tokens = torch.tensor([[0, 1, 0, 0, 0], [2, 0, 0, 0, 0], [3, 1, 2, 3, 1]])
-        tokens = torch.nn.functional.pad(tokens, (0, 8), value=filling)
-        tokens[torch.arange(13) >= lengths[:, None]] = filling
-        drafter = WithStates(CHAINS[name]())
-        drafter.start(Context(tokens, lengths))
-        proposals.append(drafter.propose(Context(tokens, lengths), uniforms))
-    (drafted, q), other = proposals
-    assert torch.equal(drafted, other.draft_tokens)
-    assert torch.equal(q, other.q)
-    width = drafted.shape[1]  # 3, or fewer where every row stops earlier
-    assert q.shape == (3, width, VOCAB)
-    proposed = q.sum(dim=-1) > 0
-    assert torch.equal(drafted, sample(q, uniforms[:, :width]).where(proposed, -1))
-    assert torch.allclose(q.sum(dim=-1)[proposed], torch.ones(()).to(q.dtype), atol=1e-6)
-    assert (q >= 0).all()
 
 
 @pytest.fixture
