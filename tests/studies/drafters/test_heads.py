@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
-from drafter_kinds import WIDTH, near_model, parallel, random_context, random_head, some_uniforms
+from drafter_kinds import (
+    WIDTH,
+    near_model,
+    parallel,
+    random_context,
+    random_head,
+    some_uniforms,
+)
 
 from specnb.distributions import Sampling, standardise
-from specnb.heads import AttentionHead, load_head, save_head
-from studies.drafters.heads import FeatureDrafter, Head, ParallelHeads, RecurrentHead
+from studies.drafters.heads import FeatureDrafter, RecurrentHead
 
 HIDDEN = 16
 
@@ -38,22 +41,3 @@ def test_parallel_heads_read_one_state_and_none_comes_after_the_last() -> None:
     expected = torch.softmax(drafter.output(drafter.head(context.last_hidden_state)), dim=-1)
     assert torch.allclose(found.q[:, :2], expected.to(found.q.dtype), atol=1e-6)
     assert (found.draft_tokens >= 0).tolist() == [[True, True]]
-
-
-def test_a_new_head_leaves_the_state_as_it_is() -> None:
-    state = torch.randn(3, WIDTH)
-    assert torch.equal(RecurrentHead(WIDTH, HIDDEN)(state, torch.randn(3, WIDTH)), state)
-
-
-@pytest.mark.parametrize(
-    "head",
-    [RecurrentHead(WIDTH, HIDDEN, 1), AttentionHead(WIDTH, HIDDEN, 2, (1, -1), 2), ParallelHeads(WIDTH, HIDDEN, 3)],
-    ids=lambda head: type(head).__name__,
-)
-def test_a_head_is_saved_and_loaded(head: Head, tmp_path: Path) -> None:
-    save_head(random_head(head), tmp_path)
-    found = load_head(tmp_path)
-    assert type(found) is type(head)
-    assert found.settings == head.settings
-    for name, weight in head.state_dict().items():
-        assert torch.equal(found.state_dict()[name], weight.bfloat16().to(weight.dtype))
