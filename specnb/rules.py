@@ -251,8 +251,7 @@ def lenient_verification(lenience: float) -> PlannedRule:
 
     Notes
     -----
-    Appendix A.5. No token is emitted with a probability above p(x)/l
-    (`specnb.theory.lenient_distribution`).
+    Appendix A.5. No token is emitted with a probability above p(x)/l.
 
     Examples
     --------

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distribution_pair
+from distributions_for_tests import PAIRS, distribution_pair, lenient_distribution
 from torch import Tensor
 
 from audit_studies.bugs.known_bugs import KNOWN_BUGS, MORE_BUGS
@@ -28,7 +28,7 @@ from specnb.rules import (
     token_verification,
     traversal_verification,
 )
-from specnb.theory import expected_tokens, lenient_distribution
+from specnb.theory import expected_tokens
 from specnb.trees import distinct_children
 
 WRONG = {name: bug.rule for name, bug in (KNOWN_BUGS | MORE_BUGS).items() if bug.rule is not token_verification}
@@ -78,8 +78,8 @@ def test_every_known_bug_of_a_rule_is_judged_inexact(name: str) -> None:
 
 @pytest.mark.parametrize("lenience", [0.5, 0.99])
 def test_a_lenient_rule_is_off_by_the_known_amount(lenience: float) -> None:
-    """The first token has the distribution of `theory`, and only the last token of a step is tested
-    if gamma is 1."""
+    """The first token has the distribution of the closed form, and only the last token of a step is
+    tested if gamma is 1."""
     found = judge_rule(lenient_verification(lenience), gamma=1, pairs=IID)
     known = float((lenient_distribution(P, Q, lenience) - P).abs().sum()) / 2
     assert not found.exact

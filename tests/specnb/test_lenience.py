@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distribution_pair
+from distributions_for_tests import PAIRS, distribution_pair, lenient_distribution
 
 from specnb.distributions import Conditional, overlap, total_variation
 from specnb.enumeration import Emissions, step_distribution
@@ -18,7 +18,6 @@ from specnb.rules import (
     lenient_greedy_verification,
     lenient_verification,
 )
-from specnb.theory import lenient_distribution
 
 LENIENCES = (1.0, 0.9, 0.5, 0.1, 1e-6)
 every_kind = pytest.mark.parametrize("kind", PAIRS)

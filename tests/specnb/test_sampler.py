@@ -593,10 +593,6 @@ class Restarting(ModelDrafter):
 FOR_INDEPENDENT = PlannedRule(recursive_rejection.plan, schemes=(independent_children,))
 
 
-class Deep(TableDrafter):
-    hidden_layers = (7,)
-
-
 def short_draft() -> Any:
     model = refusing(gpt2())
     model.config.n_positions = 8
@@ -644,7 +640,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": "gpt2"}, "draft"),
     ({"draft": Bare()}, "draft"),
     ({"draft": TableDrafter}, "draft"),
-    ({"draft": Deep(table())}, "hidden layers"),
     ({"draft": Restarting(DRAFTING), "batch_size": 2}, "restart"),
     ({"draft": TableTreeDrafter(TWO_DRAFTS), "gamma": 4}, "gamma"),
     ({"draft": TableTreeDrafter((1, -1))}, "parent"),

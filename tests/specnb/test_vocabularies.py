@@ -185,7 +185,7 @@ def test_beam_search_finds_what_it_finds_without_the_draft(own: int) -> None:
 def test_acceptance_is_the_overlap_with_the_restricted_distribution(own: int) -> None:
     target, draft = llama(dtype=torch.float64), llama(own, seed=5, dtype=torch.float64)
     plain = Draft(draft, None, [*range(VOCAB)][:own] + [-1] * (own - VOCAB), list(range(own)))
-    found = measure_acceptance(target, {"draft": draft}, [[1], [3, 2]], new_tokens=4)
+    found = measure_acceptance(target, [[1], [3, 2]], draft, new_tokens=4)
     for row, sequence in enumerate(found.sequences):
         for at in range(4):
             known = tuple(sequence[: len(sequence) - 4 + at])
@@ -227,7 +227,6 @@ def test_a_head_of_another_size_needs_its_map_and_a_target_a_whole_one() -> None
     for make in (
         lambda: ModelDrafter(trimmed([3, 1]), vocab=VOCAB),
         lambda: generate(trimmed([3, 1]), [[0]], None),
-        lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), ModelDrafter(llama(3))),
     ):
         with pytest.raises(ValueError, match="vocab"):
             make()
