@@ -26,7 +26,7 @@ from transformers import (
     RobertaForCausalLM,
 )
 
-from specnb import Sampler, beam_search, check_model, generate
+from specnb import Sampler, beam_search, generate
 from specnb.cache import prefill
 from specnb.check import Check, difference_from_itself, require_agreement, rounding, thresholds
 from specnb.drafters import TreeDrafter
@@ -218,13 +218,6 @@ def test_a_temperature_by_length_is_refused_on_both_sides_of_it(prompt: int) -> 
         generate(llama4(), [[3, 4, 5] * (prompt // 3)], None, max_new_tokens=20)
 
 
-def test_check_model_prints_what_agrees(capsys: pytest.CaptureFixture[str]) -> None:
-    assert set(check_model(llama(VOCAB))) == {"chain", "tree"}
-    assert capsys.readouterr().out.count("agrees with the model's own forward pass") == 2
-    assert check_model(roberta())["chain"].found > 0.05
-    assert "chain: refused: RobertaForCausalLM would be decoded" in capsys.readouterr().out
-
-
 # After the first step, and at the end of a completion.
 
 
@@ -302,10 +295,17 @@ def own_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     return logits
 
 
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-3), (torch.float32, 1e-3), (torch.bfloat16, 0.2)])
+def test_a_difference_is_refused_in_every_dtype(dtype: torch.dtype, off: float) -> None:
+    """In 16 bits by a copy in float32, which has the model's rounded weights."""
+    model = roomy(dtype)
+    with pytest.raises(TypeError, match="wrong distributions"):
+        Check(model, gamma=3).completion(PROMPT, TOKENS, own_log_probs(model) + off)
+
+
 def test_one_token_of_a_completion_that_differs_is_refused_and_named() -> None:
     model, own = roomy(), own_log_probs(roomy())
     check = Check(model, gamma=3)
-    check.completion(PROMPT, TOKENS, own)
     for wrong in (own - 0.1 * (torch.arange(len(own)) == 9), own.where(torch.arange(len(own)) != 9, own.flip(0))):
         with pytest.raises(TypeError, match="beginning 9 tokens after a prompt of 3"):
             check.completion(PROMPT, TOKENS, wrong)
@@ -331,14 +331,6 @@ def test_every_node_of_the_first_step_is_compared(parents: tuple[int, ...] | Non
     wrong = logits.clone()
     wrong[5] = torch.nan
     check.first_step(PROMPT, short, wrong, parents)
-
-
-@pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-3), (torch.float32, 1e-3), (torch.bfloat16, 0.2)])
-def test_a_difference_is_refused_in_every_dtype(dtype: torch.dtype, off: float) -> None:
-    """In 16 bits by a copy in float32, which has the model's rounded weights."""
-    model = roomy(dtype)
-    with pytest.raises(TypeError, match="wrong distributions"):
-        Check(model, gamma=3).completion(PROMPT, TOKENS, own_log_probs(model) + off)
 
 
 def test_16_bits_without_memory_for_a_copy_are_a_warning_up_to_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
