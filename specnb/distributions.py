@@ -21,8 +21,7 @@ FLOAT32 = torch.finfo(torch.float32)
 # Mass is counted in whole units: their sums are exact, so the nucleus does not depend on the order
 # of adding
 UNITS = 2.0**61
-SMALL = 1024  # larger vocabularies are not sorted whole on a CPU
-STEP = 64  # candidates are at least the largest probability over this, then over its square, and so on
+SMALL = 1024  # on a CPU larger vocabularies are sorted by numpy
 
 
 @dataclass(frozen=True)
@@ -138,30 +137,15 @@ def by_sorting(probs: Tensor, top_p: float) -> Tensor:
 
 
 def _inside(row: NDArray[np.floating], needed: int) -> NDArray[np.bool_]:
-    ordered = np.sort(_candidates(row, needed))[::-1]
-    place = int(np.searchsorted(_units(ordered).cumsum(), needed))
-    if place == len(ordered):  # rounding leaves all tokens below the mass that is needed
-        return np.ones(len(row), np.bool_)
+    ordered = np.sort(row)[::-1]  # numpy sorts a large vocabulary a hundred times as fast as torch
+    with np.errstate(invalid="ignore"):  # a row of NaN stays one
+        units = (ordered * UNITS).astype(np.int64)
+    place = min(int(np.searchsorted(units.cumsum(), needed)), len(row) - 1)  # rounding may leave less than is needed
     inside: NDArray[np.bool_] = row >= ordered[place]
     surplus = np.count_nonzero(inside) - (place + 1)
     if surplus > 0:  # the set ends between equals
         inside[np.flatnonzero(row == ordered[place])[-surplus:]] = False
     return inside
-
-
-def _candidates(row: NDArray[np.floating], needed: int) -> NDArray[np.floating]:
-    """All probabilities from some limit on that together have `needed` units, or all there are."""
-    largest = row.max()
-    for limit in (largest / STEP, largest / STEP**2, largest / STEP**3):
-        values = row[np.flatnonzero(row >= limit)]
-        if _units(values).sum() >= needed:
-            return values
-    return row
-
-
-def _units(values: NDArray[np.floating]) -> NDArray[np.int64]:
-    with np.errstate(invalid="ignore"):  # a row of NaN stays one
-        return (values * UNITS).astype(np.int64)
 
 
 def normalise(mass: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch vocab"]:
