@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
@@ -22,6 +23,9 @@ from specnb.support import DTYPES
 _INSTALLED, _CHECKOUT = Path(__file__).parent / "_pair", Path(__file__).parents[1] / "data" / "pair"
 # The pair that this project trained: in an installed wheel, or in a checkout
 TRAINED_PAIR = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
+
+HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,8 @@ def load_pair(
     >>> load_pair(dtype=torch.float64).draft.dtype
     torch.float64
     """
-    tokenizers = [AutoTokenizer.from_pretrained(name, trust_remote_code=False) for name in (target, draft)]
+    folders = [_folder(target), _folder(draft)]
+    tokenizers = [AutoTokenizer.from_pretrained(folder, trust_remote_code=False) for folder in folders]
     differing = {token for token, _ in tokenizers[0].get_vocab().items() ^ tokenizers[1].get_vocab().items()}
     if differing:
         raise ValueError(
@@ -81,7 +86,14 @@ def load_pair(
             f"{min(differing)!r}; choose a draft of the target's own family, or load both with load_model and give "
             "ModelDrafter(draft, ..., vocab=..., tokens=...)"
         )
-    return Pair(load_model(target, device, dtype), load_model(draft, device, dtype), tokenizers[0])
+    return Pair(load_model(folders[0], device, dtype), load_model(folders[1], device, dtype), tokenizers[0])
+
+
+def _folder(name: str | Path) -> Path:
+    if Path(name).is_dir():
+        return Path(name)
+    # Here, because transformers would look for a conversion by others where a model has no safetensors.
+    return Path(snapshot_download(str(name), allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED))
 
 
 def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:
@@ -101,7 +113,7 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            _folder(name), dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     finally:
         if bar:

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from unsupported_models import SIZES, convolving, encoder_decoder, without_positions
 
+from specnb import loading
 from specnb.loading import TRAINED_PAIR, load_model, load_pair
 from specnb.sampler import generate
 from specnb.support import context_limit, require_supported
@@ -62,6 +63,11 @@ def test_a_text_is_encoded_as_its_own_tokenizer_does_and_begins_once(tmp_path: P
     template: Any = pair.tokenizer.apply_chat_template
     assert pair.encode("one two") == pair.tokenizer("one two")["input_ids"] == [0] * begins + [1, 2]
     assert pair.encode(template(turns, tokenize=False)) == template(turns)["input_ids"] == [0, 2, 3]
+
+
+def test_a_model_of_the_hub_is_loaded_from_its_folder(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "snapshot_download", lambda name, **_: str(target))
+    assert load_pair("some/model", target).encode("one") == [0, 1]
 
 
 def test_a_tied_output_layer_may_be_left_out(tmp_path: Path) -> None:
