@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import inspect
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -58,10 +57,10 @@ def require_whole(**numbers: tuple[Any, int]) -> None:
             raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {least}")
 
 
-def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbers: Any) -> None:
+def require_number(most: float, **numbers: float) -> None:
     for name, value in numbers.items():
-        if not least <= value <= most:
-            raise ValueError(f"{name} is {value!r}; it must lie in [{least:g}, {most:g}]")
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} is {value!r}; it must lie in [0, {most:g}]")
 
 
 def whole(value: Any) -> int | None:

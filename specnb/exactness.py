@@ -160,7 +160,6 @@ def judge_drafter(
     drafter: Drafter,
     gamma: int = 2,
     prefixes: Sequence[Sequence[int]] | None = None,
-    rule: Rule = token_verification,
 ) -> Judgement:
     """Decide whether `drafter`, over a few tokens, reports the q that it samples from.
 
@@ -184,7 +183,8 @@ def judge_drafter(
         (p, _), prefix = _pair(vocab, "any p and q", number), tuple(text)
         drafts = drafts_of(drafter, prefix, len(parents))
         if bool((drafts.tokens >= 0).any()):
-            cases.append(_compared(f"after {prefix}", emissions(rule, drafts, p, parents), p, parents, BISECTED))
+            emitted = emissions(token_verification, drafts, p, parents)
+            cases.append(_compared(f"after {prefix}", emitted, p, parents, BISECTED))
     if not cases:
         raise ValueError(f"{name} proposes nothing after any of {len(texts)} prefixes; give prefixes for which it does")
     tokens_per_step = float(np.mean([case.tokens for case in cases]))

@@ -22,8 +22,6 @@ from transformers import (
     Llama4TextConfig,
     MistralForCausalLM,
     PreTrainedModel,
-    RobertaConfig,
-    RobertaForCausalLM,
 )
 
 from specnb import Sampler, beam_search, generate
@@ -97,10 +95,6 @@ def gpt_neo() -> PreTrainedModel:
     return _made(GPTNeoForCausalLM(config))
 
 
-def roberta() -> PreTrainedModel:
-    return _made(RobertaForCausalLM(RobertaConfig(**SIZES, is_decoder=True, pad_token_id=1)))
-
-
 def sees_the_future() -> PreTrainedModel:
     return _made(BertLMHeadModel(BertConfig(**SIZES)))
 
@@ -146,7 +140,7 @@ def llama4(floor_scale: int = 16) -> PreTrainedModel:
 
 # Before the first step.
 
-WRONG = (shifted_positions, no_mask, mask_by_length, gpt_neo, roberta, sees_the_future)
+WRONG = (shifted_positions, no_mask, mask_by_length, gpt_neo, sees_the_future)
 REFUSED = "would be decoded from wrong distributions"
 
 
@@ -160,7 +154,7 @@ def test_a_model_that_differs_is_refused_before_a_step(make: Callable[[], PreTra
             run(make())
 
 
-@pytest.mark.parametrize("make", [gpt_neo, roberta, mask_by_length])
+@pytest.mark.parametrize("make", [gpt_neo, mask_by_length])
 def test_rounding_in_16_bits_hides_nothing(
     make: Callable[[], PreTrainedModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
