@@ -55,6 +55,14 @@ def test_rows_have_the_distributions_of_full_runs(
         assert torch.allclose(found, wanted, atol=1e-10)
 
 
+@torch.inference_mode()
+def test_a_draft_with_more_tokens_is_restricted_to_those_of_the_target() -> None:
+    target, draft = llama(4, dtype=torch.float64), llama(6, seed=5, dtype=torch.float64)
+    (row,) = teacher_forced_rows(Models(target, draft=draft), [Completion([3, 1], [2, 3, 0])])
+    logits = draft(input_ids=torch.tensor([[3, 1, 2, 3]]), use_cache=False).logits[0, 1:, :4]
+    torch.testing.assert_close(row.q, torch.softmax(logits, dim=-1), atol=1e-9, rtol=0)
+
+
 def test_functions_are_asked_for_every_prefix() -> None:
     asked = []
 

@@ -3,9 +3,7 @@ the packages."""
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -39,16 +37,6 @@ def test_every_public_name_has_a_docstring_with_an_example(package: str, name: s
     assert any(">>>" in (inspect.getdoc(part) or "") for part in parts)
 
 
-def test_no_package_leads_to_studies_or_notebooks() -> None:
-    """The contract of import-linter sees neither examples nor modules that are imported by a
-    string."""
-    files = [file for package, above in PACKAGES.items() for file in (above / package).rglob("*.py")]
-    leads = re.compile(
-        r"\b(from|import) ((audit_)?studies|notebooks)\b|import_module\(\W*((audit_)?studies|notebooks)\b"
-    )
-    assert not [str(file) for file in files if leads.search(file.read_text(encoding="utf-8"))]
-
-
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_wheel_holds_every_folder_of_its_package_and_the_sampler_s_the_weights(package: str) -> None:
     above = PACKAGES[package]
@@ -57,17 +45,3 @@ def test_a_wheel_holds_every_folder_of_its_package_and_the_sampler_s_the_weights
     pair = {f"specnb._pair.{model}" for model in ("target", "draft") if package == "specnb"}
     assert set(packaged) == folders | pair
     assert all((PROJECT / "data/pair" / name.split(".")[-1] / "model.safetensors").exists() for name in pair)
-
-
-INVENTORIES = [file for package, above in PACKAGES.items() for file in (above / package).rglob("__init__.py")]
-
-
-@pytest.mark.parametrize("file", INVENTORIES, ids=lambda file: file.parent.name)
-def test_every_module_that_an_inventory_names_exists(file: Path) -> None:
-    """An inventory is the indented list of a package's docstring: names, then two spaces and what
-    they hold."""
-    listed = re.findall(
-        r"^    (\S+(?:, \S+)*)  ", ast.get_docstring(ast.parse(file.read_text())) or "", flags=re.MULTILINE
-    )
-    names = [name.rstrip("/").removesuffix(".py") for line in listed for name in line.split(", ")]
-    assert not [name for name in names if not any((file.parent / end).exists() for end in (name, f"{name}.py"))]

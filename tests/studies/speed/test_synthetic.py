@@ -7,8 +7,7 @@ from torch import Tensor
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.loading import Pair
 from specnb.sampler import generate
-from specnb.shapes import Shape
-from studies.speed.synthetic import synthetic_pair
+from studies.speed.synthetic import Shape, synthetic_pair
 
 LARGE, SMALL = Shape(2, 96, 192, 4), Shape(1, 48, 96, 2)
 KEPT = [53555.02276056572, 29187.000123639682]
