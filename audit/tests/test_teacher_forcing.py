@@ -116,35 +116,6 @@ def test_a_sequence_beyond_a_longrope_has_the_factors_of_its_whole_length(
     assert (short - whole[1][:2]).abs().max() > 0.01
 
 
-def lengths(sizes: list[int | None], limit: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """How texts of these lengths are grouped, where `limit` tokens fit into a pass."""
-    monkeypatch.setattr(teacher_forcing, "LOGITS", 2 * limit)
-    asked: list[tuple[int, ...]] = []
-    given = [None if size is None else Completion([1], [0] * (size - 1)) for size in sizes]
-    models = Models(lambda prefix: asked.append(prefix) or [0.5, 0.5])
-    groups = list(teacher_forcing._batches(given, models))
-    assert asked == [(1,)]  # the vocabulary is asked for once
-    return [[len(one.prompt) + len(one.tokens) for one in group] for group in groups]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "groups"),
-    [
-        ([5, 5], [[5, 5]]),  # padded to the longest, as many as fit
-        ([5, 5, 1], [[5, 5], [1]]),
-        # What is too long is alone, and forgotten afterwards.
-        ([20, 1, 5, 5, 5], [[20], [1, 5], [5, 5]]),
-        ([1, None, 1, 1], [[1], [1, 1]]),  # no more are ready
-        ([None, 1, None, None, 2], [[1], [2]]),
-        ([9, None, 5, 5], [[9], [5, 5]]),
-    ],
-)
-def test_texts_are_grouped_in_order_up_to_the_limit(
-    sizes: list[int | None], groups: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert lengths(sizes, 10, monkeypatch) == groups
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_pieces_of_a_text_say_where_they_are(size: int, small_runs: Callable[[int], None]) -> None:
     """Put together, pieces have the tokens, steps and gaps of the whole; a text without tokens has
