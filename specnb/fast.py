@@ -49,7 +49,8 @@ MARGIN = 0.95  # another product is used if it takes less than this fraction of 
 LEAST, ROUNDS, SECONDS, BUSY = 3, 9, 0.3, 2.0
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
-packed_linear = torch.ops.mkldnn._linear_pointwise.default
+# torch for macOS on arm64 is built without oneDNN and has no such operator.
+packed_linear: Any = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._linear_pointwise.default
 
 
 def grouped_attention(
