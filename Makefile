@@ -1,6 +1,8 @@
 # make only sets up and calls; what happens is in workflow/Snakefile and in the tests.
 PYTHON ?= python3
 CORES ?= 2
+# With its default shell, make 3.81 of macOS looks for simple commands in the PATH it was called with.
+SHELL = /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Whatever the locale says, files are UTF-8.
 export PYTHONUTF8 := 1

@@ -39,8 +39,8 @@ PAGES = (
     "data/smollm2-head/README.md",
 )  # fmt: skip
 GUIDES = (
-    "run-a-notebook", "teach", "decode", "refusals", "add-a-drafter", "add-a-rule", "sweeps", "slurm", "dependencies",
-    "glossary",
+    "run-a-notebook", "teach", "decode", "refusals", "add-a-drafter", "add-a-rule", "add-a-notebook", "sweeps", "slurm",
+    "dependencies", "glossary",
 )  # fmt: skip
 AUDIT = ("any-engine", "constraints", "speed", "litgpt", "on-transformers", "export-token-ids", "engines", "kernels")
 LINK = re.compile(r"\]\((?!\w+:|//|#)([^)#\s]+)")

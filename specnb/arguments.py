@@ -25,6 +25,7 @@ ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", 
     "prompt_lookup_num_tokens": "a PromptLookupDrafter as draft",
     "num_beams": "specnb.beam_search",
 }
+GUIDE = 'for arguments of transformers see "Coming from transformers" in docs/decode.md'
 
 
 def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
@@ -41,7 +42,7 @@ def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, R
         for name in settings:
             if name not in names:
                 near = difflib.get_close_matches(name, names, 1)
-                known = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+                known = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}; {GUIDE}"
                 advice = f"give {ELSEWHERE[name]}" if name in ELSEWHERE else known
                 raise TypeError(f"there is no argument {name}; {advice}")
         return function(*args, **settings)

@@ -7,11 +7,20 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
+import pytest
 import yaml
 from script_files import ROOT
 
 EDITABLE = "from setuptools.build_meta import build_editable; print(build_editable('wheel'))"
 IMPORT = "import site; site.addsitedir('site'); import specnb; print(specnb.__file__)"
+
+WITHOUT_ONEDNN = """
+import torch
+torch.backends.mkldnn.is_available = lambda: False
+torch.ops.mkldnn = None
+import specnb
+print(len(specnb.Sampler(specnb.load_pair()).generate("a", max_new_tokens=2).tokens[0]))
+"""
 
 
 def test_an_editable_install_is_imported_from_the_folder_above(tmp_path: Path) -> None:
@@ -42,3 +51,14 @@ def test_conda_users_get_the_same_versions(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--quiet"]
     resolved = subprocess.run([*pip, "--report", "-", "-r", str(file)], check=True, capture_output=True, text=True)
     assert json.loads(resolved.stdout)["install"] == []
+
+
+def test_a_torch_without_onednn_decodes() -> None:
+    """As it is built for macOS on arm64."""
+    made = subprocess.run([sys.executable, "-c", WITHOUT_ONEDNN], check=True, capture_output=True, text=True)
+    assert made.stdout == "2\n"
+
+
+@pytest.mark.parametrize("application", ["lab", "notebook"])
+def test_jupyter_has_both_interfaces(application: str) -> None:
+    subprocess.run([Path(sys.executable).parent / "jupyter", application, "--version"], check=True, capture_output=True)
