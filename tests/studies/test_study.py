@@ -117,5 +117,4 @@ def test_a_small_run_has_the_columns_of_the_committed_table(name: str, tmp_path:
 def test_every_record_belongs_to_a_study() -> None:
     files = [file for folder in ("data", "audit/data") for file in (ROOT / folder / "results").glob("*.record.json")]
     records = {file.relative_to(ROOT).as_posix().replace(".record.json", ".csv") for file in files}
-    # Notebooks 10 and 12 read this table until they are rewritten; its study is gone.
-    assert records - {table_of("drafter_choice")} == {table_of(name) for name in names()}
+    assert records == {table_of(name) for name in names()}
