@@ -152,7 +152,7 @@ class HeadDrafter(Drafter):
     """A drafter with a head that was trained on the hidden states of `target`.
 
     Between two calls of `start` gamma stays the same. `most` limits the draft tokens of a step;
-    `compile="auto"` uses the fastest products of this CPU.
+    `compile="auto"` packs weights on a CPU.
     """
 
     hidden_layers = (-1,)

@@ -137,10 +137,10 @@ class Sampler:
     rule
         The acceptance rule; by default `token_verification` (Algorithm 1).
     compile
-        "auto" does what is faster: on a CPU other products of linear layers, or compiled layers for
-        a large model in 16 bits (`specnb.fast`); on a GPU it captures the step as a graph. True
-        compiles layers of any model, and captures on a GPU; "graph" only captures. All but a graph
-        change the last bits of the logits.
+        "auto" packs weights on a CPU, and compiles layers of a large model in 16 bits
+        (`specnb.fast`); on a GPU it captures the step as a graph. True compiles layers of any
+        model, and captures on a GPU; "graph" only captures. All but a graph change the last bits of
+        the logits.
     check
         Compare the loop with the model's own forward passes (`specnb.check`): on a few tokens
         before the first step, after the first step of a new batch, and at the end of its shortest,
