@@ -1,8 +1,8 @@
 """A model as a sampler runs it: a private tree of modules that shares the weights of the user's model.
 
 The tree can be faster than the model: by grouped-query attention without copies of keys and values,
-by another product in linear layers (`pack`), or by layers compiled as functions of their weights,
-so that none can be stale (`CompiledLayers`). `Captured` records a function as a CUDA graph.
+by packed weights of linear layers (`pack`), and by layers compiled as functions of their weights, so
+that none can be stale (`CompiledLayers`). `Captured` records a function as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ import numpy as np
 import psutil
 import torch
 import xxhash
-from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from specnb.cache import SEEN_MULTIPLE, RaggedCache, decoder_config, written_and_seen
 
-Array = NDArray[np.float64]
-Product = Callable[[Tensor], Tensor]
 Module = TypeVar("Module", bound=nn.Module)
 Compile = bool | Literal["auto", "graph"]
 
@@ -40,28 +37,23 @@ LEAST_COMPILED = 50_000_000
 MOST_KINDS = 4  # kinds of layers that are compiled, each by itself
 CALLS_BEFORE_CAPTURE = 3  # they set up libraries and compile, which a graph cannot contain
 
-TRANSPOSED, PACKED = 1, 3  # the second and the last of the four products
-TIMED = 8  # layers of a shape that are timed, of which the others take the same product
-ROWS = (1, 2, 5, 16)  # of the states that are timed; a choice holds from that number of rows on
-MARGIN = 0.95  # another product is used if it takes less than this fraction of the usual one's time
-# Rounds of timing: after the least number none begins later than SECONDS, and after the first none
-# later than BUSY, as where other programs use the processor.
-LEAST, ROUNDS, SECONDS, BUSY = 3, 9, 0.3, 2.0
+TIMED = 8  # layers of a shape that are timed
+ROWS, ROUNDS = (1, 5, 11), 5  # of states: without draft tokens, and with those of a model and of copies
+MARGIN = 0.95  # a packed layer is used if it takes less than this fraction of the usual one's time
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
-# torch for macOS on arm64 is built without oneDNN and has no such operator.
-packed_linear: Any = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._linear_pointwise.default
 
 
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
-    """Attention in which the heads that share keys are rows of one product, if a CPU, a plain mask and
-    shared keys allow."""
+    """Attention in which the heads that share keys are rows of one product, if the mask is plain.
+
+    The usual one repeats the keys and values of all slots for each head, unless there is no mask.
+    """
     (batch, heads, n, _), shared = query.shape, key.shape[1]
     plain = not more.get("dropout") and all(more.get(name) is None for name in ("position_bias", "softcap", "cache"))
-    shares = shared < heads and key.device.type == "cpu"
-    if not shares or not plain or attention_mask is None or attention_mask.shape[1] != 1:
+    if shared == heads or not plain or attention_mask is None or attention_mask.shape[1] != 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     side_by_side = query.reshape(batch, shared, heads // shared * n, -1)
     # One row serves all heads.
@@ -82,9 +74,8 @@ class PrivateModel:
     model
         A model of transformers; it is never changed.
     compile
-        False leaves the modules as they are. "auto" uses on a CPU compiled layers for a model in 16
-        bits with at least `LEAST_COMPILED` weights, otherwise other products of linear layers. True
-        compiles layers of any model.
+        False leaves the modules as they are. "auto" packs weights on a CPU, and compiles the layers of
+        a model in 16 bits with at least `LEAST_COMPILED` weights. True compiles layers of any model.
 
     Notes
     -----
@@ -101,14 +92,14 @@ class PrivateModel:
         config = decoder_config(self.modules)
         # If another "sdpa" was registered, the results of that are the model's own.
         usual = AttentionInterface().get("sdpa") is sdpa_attention_forward
-        if config._attn_implementation == "sdpa" and usual and model.device.type == "cpu":
+        if config._attn_implementation == "sdpa" and usual:
             config._attn_implementation = GROUPED
+        if compile in (True, "auto"):
+            self.packed = pack(self.modules)
         if compile is True or (compile == "auto" and _gains_from_compiling(model)):
             self.compiled = CompiledLayers.of(self.modules)
             if self.compiled is None and compile is True:
                 raise TypeError(f"compile=True finds no layers of one kind in {type(model).__name__}; leave it out")
-        if compile == "auto" and self.compiled is None:
-            self.packed = pack(self.modules)
         self.checksum = _checksum(self.packed)
 
     def require_unchanged(self) -> None:
@@ -159,77 +150,60 @@ def _gains_from_compiling(model: PreTrainedModel) -> bool:
 
 
 class PackedLinear(nn.Linear):
-    """A linear layer with `products` for 1, 2, ... rows; they round differently."""
+    """A linear layer with a copy of its weight in oneDNN's layout, whose products round differently."""
+
+    packed: Tensor
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.training = layer.in_features, layer.out_features, layer.training
         self.weight, self.bias = layer.weight, layer.bias
-        self.products: list[Product] = []
+        self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), LAYOUT_ROWS))
 
     def forward(self, input: Tensor) -> Tensor:
-        rows = input.numel() // self.in_features
-        return self.products[rows - 1 if rows < len(self.products) else -1](input)
+        return torch.ops.specnb.packed_linear(input, self.packed, self.bias)  # type: ignore[no-any-return]
 
-    def use(self, chosen: list[int]) -> None:
-        products = {at: self.product(at) for at in set(chosen)}
-        self.products = [products[at] for at in chosen]
 
-    def product(self, at: int) -> Product:
-        """One of four products: usual, with a transposed copy, with swapped factors, with oneDNN's packed copy."""
-        weight, bias = self.weight.detach(), self.bias
-        copy = weight.t().contiguous() if at == TRANSPOSED else weight
-        copy = torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS) if at == PACKED else copy
+# An operator of our own, because inductor takes oneDNN's only with constant weights.
+OPERATORS = torch.library.Library("specnb", "FRAGMENT")
+OPERATORS.define("packed_linear(Tensor states, Tensor packed, Tensor? bias) -> Tensor")
 
-        def plus_bias(product: Tensor) -> Tensor:
-            return product if bias is None else product + bias
 
-        def swapped(states: Tensor) -> Tensor:
-            product = linear(weight, states.reshape(-1, states.shape[-1])).t().contiguous()
-            return plus_bias(product.view(*states.shape[:-1], len(weight)))
+@torch.library.impl(OPERATORS, "packed_linear", "CompositeExplicitAutograd")
+def packed_linear(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise.default(states, packed, bias, "none", [], "")  # type: ignore[no-any-return]
 
-        products: list[Product] = [
-            lambda states: linear(states, weight, bias),
-            lambda states: plus_bias(torch.matmul(states, copy)),
-            swapped,
-            lambda states: packed_linear(states, copy, bias, "none", [], ""),
-        ]
-        return products[at]
+
+@torch.library.register_fake("specnb::packed_linear", lib=OPERATORS)
+def _(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return states.new_empty(*states.shape[:-1], len(packed))
 
 
 @torch.no_grad()
 def pack(model: nn.Module) -> list[PackedLinear]:
-    """Give linear layers the product that is fastest on this CPU; return those that changed.
+    """Replace the linear layers that are faster on this CPU with packed weights; return the new ones.
 
-    Products are timed with the model's weights, because their order differs between processors,
-    dtypes, shapes and numbers of rows: with the usual one a pass over five tokens can take three
-    times as long as over one. Nothing changes off the CPU, in dtypes other than float32 and
-    bfloat16, and if memory is short.
+    Layers are timed with the model's weights, because what is faster differs between processors,
+    dtypes and shapes: with the usual product a pass over five tokens can take three times as long as
+    over one. Nothing changes off the CPU, in dtypes other than float32 and bfloat16, and if memory is
+    short.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and _can_pack(layer)}
-    if not 0 < 2 * sum(layer.weight.nbytes for layer in layers.values()) < psutil.virtual_memory().available:
+    if sum(layer.weight.nbytes for layer in layers.values()) > psutil.virtual_memory().available / 2:
         return []
-    packed = {name: PackedLinear(layer) for name, layer in layers.items()}
-    timed = _sample(list(packed.values()))
-    try:
-        products = [[layer.product(at) for at in range(PACKED + 1)] for layer in timed]
-        seconds = least_seconds([layer.weight for layer in timed], products)
-    except RuntimeError:  # oneDNN has no packed layout for this dtype on this processor
-        return []
-    del products  # the copies that are not used
-    shapes = [layer.weight.shape for layer in timed]
-    for name, layer in packed.items():
-        layer.use(fastest(seconds[[shape == layer.weight.shape for shape in shapes]].sum(axis=0)))
-        model.set_submodule(name, layer)
-    return list(packed.values())
-
-
-def _sample(layers: list[PackedLinear]) -> list[PackedLinear]:
-    chosen = []
-    for shape in {layer.weight.shape for layer in layers}:
-        same = [at for at, layer in enumerate(layers) if layer.weight.shape == shape]
-        chosen += same[:: -(-len(same) // TIMED)]
-    return [layers[at] for at in sorted(chosen)]
+    made = []
+    for kind in {(layer.weight.shape, layer.weight.dtype) for layer in layers.values()}:
+        alike = {name: layer for name, layer in layers.items() if (layer.weight.shape, layer.weight.dtype) == kind}
+        try:
+            packed = {name: PackedLinear(layer) for name, layer in alike.items()}
+        except RuntimeError:  # oneDNN has no layout for this dtype on this processor
+            continue
+        usual, other = least_seconds([*alike.values()][:TIMED], [*packed.values()][:TIMED])
+        if other < MARGIN * usual:
+            made += packed.values()
+            for name, layer in packed.items():
+                model.set_submodule(name, layer)
+    return made
 
 
 def _can_pack(layer: nn.Linear) -> bool:
@@ -240,30 +214,20 @@ def _can_pack(layer: nn.Linear) -> bool:
     return usual and weight.numel() >= SMALLEST and torch.backends.mkldnn.is_available()
 
 
-def least_seconds(weights: Sequence[Tensor], products: Sequence[Sequence[Product]]) -> Array:
+def least_seconds(*ways: Sequence[nn.Linear]) -> list[float]:
+    """The time of each way to call the same layers: of each layer the least, for few and for more rows."""
     # The time of a thread does not count other programs.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    least = np.full((len(weights), PACKED + 1, len(ROWS)), np.inf)
-    start = clock()
-    for number in range(ROUNDS):
-        if number and clock() > start + (SECONDS if number >= LEAST else BUSY):
-            break
-        for at in range(PACKED + 1):
-            # Most rows come first, while these copies are not in the processor's caches.
-            for column in reversed(range(len(ROWS))):
-                for weight, of_weight, best in zip(weights, products, least[:, at], strict=True):
-                    states = weight.new_ones(1, ROWS[column], weight.shape[1])
+    least = np.full((len(ways), len(ways[0]), len(ROWS)), np.inf)
+    for _ in range(ROUNDS):
+        for of_way, way in zip(least, ways, strict=True):
+            for best, layer in zip(of_way, way, strict=True):
+                for column, rows in enumerate(ROWS):
+                    states = layer.weight.new_ones(1, rows, layer.in_features)
                     began = clock()
-                    of_weight[at](states)
+                    layer(states)
                     best[column] = min(best[column], clock() - began)
-    return least
-
-
-def fastest(seconds: Array) -> list[int]:
-    """The product with the least `seconds` `(products, ROWS)` for 1, 2, ... rows; all but the usual
-    one need `MARGIN`."""
-    best = np.concatenate([MARGIN * seconds[:1], seconds[1:]]).argmin(axis=0)
-    return [int(best[np.searchsorted(ROWS, rows, side="right") - 1]) for rows in range(1, ROWS[-1] + 1)]
+    return least.sum(axis=(1, 2)).tolist()  # type: ignore[no-any-return]
 
 
 class OneLayer:
@@ -371,7 +335,8 @@ def _kind(layer: nn.Module) -> list[Any]:
     parts: list[Any] = []
     for name, part in layer.named_modules():
         attributes = [(key, _plain(value)) for key, value in vars(part).items() if key not in OF_EVERY_MODULE]
-        shapes = [(key, value.shape, value.dtype) for key, value in part.named_parameters(recurse=False)]
+        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        shapes = [(key, value.shape, value.dtype) for key, value in tensors]
         hooks = [id(hook) for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())]
         parts.append((name, type(part), shapes, hooks, attributes))
     return parts

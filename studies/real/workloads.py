@@ -5,7 +5,7 @@ Whole calls, the prompt's pass included, up to the end of the answer or `new_tok
 `COPIED` tokens; a trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied. Modules run as they
 are. Beside them transformers' own generation of the same model, plain and with its prompt lookup, with the settings
 that are best for it by the tokens that it drafts and has accepted (`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and
-compiled layers (`compile="auto"`): plain, copies, and copies or, in rows without one, the head. One line a way:
+the default of a `Sampler`, packed weights and compiled layers (`compile="auto"`): plain, copies, and copies or, in rows without one, the head. One line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: over the way `over`, plain decoding
@@ -39,8 +39,7 @@ from studies.study import Study
 KINDS = ("chat", "summary", "quotation", "edit", "code")
 TEMPERATURES = ("0", "1")
 OF_HEAD = 2
-OF_COMPILED = 1  # where verifying a token costs more of a step
-COPIED, COMPILED_COPIED = 10, 6  # the most copied; where layers are compiled and the head drafts otherwise
+COPIED = 10  # the most that is copied
 MIXED = 2  # tokens that agree before a copy is preferred to the head's tokens
 THEIRS = {"max_matching_ngram_size": 4, "prompt_lookup_num_tokens": 3}
 """Of n-grams of 4 tokens with 3 to 8 draft tokens, and of 1 to 3 with 3 to 16, the best above
@@ -55,21 +54,21 @@ def samplers_of(
     """Our ways to decode, for prompts of up to `longest` tokens."""
     vocab = target.config.vocab_size
 
-    def either(most: int, compile: Compile) -> FallbackDrafter:
-        head = head_drafter(target, sampling, compile=compile, most=most)
+    def either(compile: Compile) -> FallbackDrafter:
+        head = head_drafter(target, sampling, compile=compile, most=OF_HEAD)
         return FallbackDrafter(PromptLookupDrafter(vocab, shortest=MIXED), head)
 
     chosen: dict[str, tuple[Any, int, Compile]] = {
         "plain": (None, 0, False),
         "copies": (PromptLookupDrafter(vocab), COPIED, False),
         f"head {OF_HEAD}": (head_drafter(target, sampling), OF_HEAD, False),
-        f"copies or head {OF_HEAD}": (either(OF_HEAD, False), COPIED, False),
+        f"copies or head {OF_HEAD}": (either(False), COPIED, False),
     }
     if compiled:
         chosen |= {
             "plain, compiled": (None, 0, "auto"),
             "copies, compiled": (PromptLookupDrafter(vocab), COPIED, "auto"),
-            f"copies or head {OF_COMPILED}, compiled": (either(OF_COMPILED, "auto"), COMPILED_COPIED, "auto"),
+            f"copies or head {OF_HEAD}, compiled": (either("auto"), COPIED, "auto"),
         }
     return {
         name: Sampler(
