@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from specnb.acceptance import measure_acceptance
     from specnb.beam import beam_search
     from specnb.cache import crop
-    from specnb.check import check_model
     from specnb.distributions import Sampling, overlap, residual, standardise, total_variation
     from specnb.drafters import Drafter, MixtureDrafter, ModelDrafter, Proposal
     from specnb.enumeration import joint_distribution, step_distribution
@@ -42,7 +41,6 @@ _HOMES = {
     "acceptance": "measure_acceptance",
     "beam": "beam_search",
     "cache": "crop",
-    "check": "check_model",
     "distributions": "Sampling overlap residual standardise total_variation",
     "drafters": "Drafter MixtureDrafter ModelDrafter Proposal",
     "enumeration": "joint_distribution step_distribution",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,39 +16,28 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole
+from specnb.arguments import named_settings
 from specnb.distributions import Sampling, overlap, standardise, standardise_probs
+from specnb.loading import Pair
 from specnb.ngram import NgramModel
+from specnb.prompts import Prompts
 from specnb.sampler import Hooks, Sampler
 from specnb.statistics import Estimate, ratio_of_sums
-from specnb.support import TokenMap, context_limit, require_same_vocabulary, require_supported
+from specnb.support import TokenMap, require_context, require_supported
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | NgramModel
-CHUNK = 64  # n-gram distributions computed at a time, few enough for the processor's cache
+CHUNK = 64  # n-gram distributions computed at a time: three times as fast as all at once, which leave the cache
 
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Sequences of the target, and the acceptance probability of each draft at every position.
-
-    Attributes
-    ----------
-    entropy : (rows, new_tokens)
-        Entropy of p in bits.
-    beta : draft -> (rows, new_tokens)
-        Overlap of p and q, the acceptance probability.
-    accepted_prob : draft -> (rows, new_tokens)
-        min(1, q(x)/p(x)) of the token x in the sequence: the probability that it was an accepted
-        draft token. It has the same mean, alpha.
-    """
+    """Sequences of the target, and for each draft the overlap of p and q `(rows, new_tokens)` at every new token."""
 
     sequences: list[list[int]]
-    entropy: Array
     beta: dict[str, Array]
-    accepted_prob: dict[str, Array]
 
-    def alpha(self, draft: str, seed: int = 0) -> Estimate:
+    def alpha(self, draft: str = "draft", seed: int = 0) -> Estimate:
         """alpha of a draft, the mean of its beta (Corollary 3.6), with a 95% interval over rows."""
         beta = self.beta[draft]
         return ratio_of_sums(beta.sum(axis=1), np.full(len(beta), beta.shape[1]), seed=seed)
@@ -56,9 +46,9 @@ class Acceptance:
 @named_settings
 @torch.inference_mode()
 def measure_acceptance(
-    target: PreTrainedModel,
-    drafts: Mapping[str, Draft],
-    prompts: Sequence[Sequence[int]],
+    target: PreTrainedModel | Pair,
+    prompts: Prompts,
+    draft: Draft | Mapping[str, Draft] | Literal["auto"] = "auto",
     *,
     new_tokens: int = 64,
     sampling: Sampling = Sampling(),
@@ -66,55 +56,44 @@ def measure_acceptance(
     batch: int = 48,
     progress: bool = True,
 ) -> Acceptance:
-    """Let the target continue each prompt by `new_tokens` tokens, and run each draft once over the sequences.
+    """Let the target continue each prompt by `new_tokens` tokens, and run the draft once over the sequences.
 
     A row equals that of `generate` with gamma = 0 and the same seed and number; end tokens do not
     stop it. The distributions of `batch` rows are kept in memory at a time.
 
     Parameters
     ----------
-    drafts
-        Models or `NgramModel`s, by name.
+    draft
+        A model or an `NgramModel`, named "draft" in what is returned, or several by name; of a
+        `Pair` by default its own.
 
     Examples
     --------
     >>> from specnb import load_pair
-    >>> pair = load_pair()
-    >>> measure_acceptance(pair.target, {"draft": pair.draft}, [[1], [2, 3]], new_tokens=5).beta["draft"].shape
+    >>> measure_acceptance(load_pair(), [[1], [2, 3]], new_tokens=5).beta["draft"].shape
     (2, 5)
     """
-    for draft in drafts.values():
-        if isinstance(draft, PreTrainedModel):
-            require_supported(draft)
-        else:
-            require_same_vocabulary(target, type(draft).__name__, draft.vocab)
-    require_whole(new_tokens=(new_tokens, 1), batch=(batch, 1))
-    new_tokens, batch = int(new_tokens), int(batch)
+    own: Any = target.draft if isinstance(target, Pair) and draft == "auto" else draft
+    drafts: Mapping[str, Draft] = own if isinstance(own, Mapping) else {"draft": own}
+    for each in drafts.values():
+        if not isinstance(each, NgramModel):
+            require_supported(each)
     sampler = Sampler(target, None, sampling=sampling, compile=False, hooks=Hooks(keep_probs=True), progress=False)
     prompts = sampler.token_lists(prompts)
     sequences: list[list[int]] = []
-    entropy: list[Tensor] = []
-    overlaps: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in drafts}
+    beta: dict[str, list[Tensor]] = {name: [] for name in drafts}
     for at in tqdm(range(0, len(prompts), batch), desc="sequences", delay=3, leave=False, disable=not progress):
         part = prompts[at : at + batch]
         generation = sampler.generate(part, max_new_tokens=new_tokens, seed=seed, numbers=range(at, at + len(part)))
         written = [[*prompt, *tokens] for prompt, tokens in zip(part, generation.tokens, strict=True)]
         assert generation.probs is not None
-        p, x = torch.stack(generation.probs), torch.tensor(generation.tokens, device=target.device)[..., None]
-        entropy.append(-torch.xlogy(p, p).sum(dim=-1) / np.log(2))
-        for name, draft in drafts.items():
-            q = distributions_along(draft, written, new_tokens, sampling, p.shape[-1]).to(p.device)
-            accepted_prob = (q.gather(-1, x) / p.gather(-1, x)).clamp_max(1)[..., 0]
+        p = torch.stack(generation.probs)
+        for name, each in drafts.items():
+            q = distributions_along(each, written, new_tokens, sampling, p.shape[-1]).to(p.device)
             # The sum of a float32 distribution can exceed 1 in its last bits.
-            overlaps[name].append((overlap(p, q).clamp_max(1), accepted_prob))
+            beta[name].append(overlap(p, q).clamp_max(1))
         sequences += written
-    beta = {name: _joined([of_part for of_part, _ in parts]) for name, parts in overlaps.items()}
-    accepted_probs = {name: _joined([of_part for _, of_part in parts]) for name, parts in overlaps.items()}
-    return Acceptance(sequences, _joined(entropy), beta, accepted_probs)
-
-
-def _joined(parts: Sequence[Tensor]) -> Array:
-    return torch.cat(list(parts)).double().cpu().numpy()
+    return Acceptance(sequences, {name: torch.cat(parts).double().cpu().numpy() for name, parts in beta.items()})
 
 
 @torch.inference_mode()
@@ -136,11 +115,8 @@ def distributions_along(
         )
     if isinstance(source, NgramModel):
         return standardise_probs(_ngram_distributions(source, sequences, new_tokens), sampling)
-    limit, longest = context_limit(source), max(lengths)
-    if limit is not None and longest - 1 > limit:
-        raise ValueError(
-            f"a sequence of {longest} tokens needs {longest - 1} positions, and the model has {limit}; shorten it"
-        )
+    longest = max(lengths)
+    require_context(source, longest - 1, 0)
     # Padding follows the sequence, where causal attention does not see it. The last token needs no
     # forward pass.
     padded = torch.tensor([[*one[:-1], *[0] * (longest - len(one))] for one in sequences], device=source.device)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import math
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
-from numbers import Real
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -61,17 +58,10 @@ def require_whole(**numbers: tuple[Any, int]) -> None:
             raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {least}")
 
 
-def require_number(least: float = 0.0, most: float = sys.float_info.max, **numbers: Any) -> None:
+def require_number(most: float, **numbers: float) -> None:
     for name, value in numbers.items():
-        if not least <= real(value) <= most:
-            raise ValueError(f"{name} is {shown(value)}; it must lie in [{least:g}, {most:g}]")
-
-
-def real(value: Any) -> float:
-    try:
-        return math.nan if isinstance(value, bool) or not isinstance(value, Real) else float(value)
-    except OverflowError:
-        return math.nan
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} is {value!r}; it must lie in [0, {most:g}]")
 
 
 def whole(value: Any) -> int | None:

@@ -7,10 +7,9 @@ any log-probabilities, then the models.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole
+from specnb.arguments import named_settings, require_number, require_whole
 from specnb.cache import CachedModel
 from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling
@@ -72,9 +71,7 @@ class BeamSettings:
 
     def __post_init__(self) -> None:
         require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
-        penalty: Any = self.length_penalty
-        if not (isinstance(penalty, Real) and math.isfinite(penalty)):
-            raise ValueError(f"length_penalty is {self.length_penalty!r}; it must be a finite number (1: the mean)")
+        require_number(-sys.float_info.max, length_penalty=self.length_penalty)
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
 
@@ -162,10 +159,6 @@ def draft_levels(
         yield paths
 
 
-# From a state and the target's log-probabilities in a tree to the states that the search reaches
-Rule = Callable[[Beams, Mapping[Path, Tensor], BeamSettings], list[Beams]]
-
-
 def advance(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
     """The states that the target's search reaches in a tree with its log-probabilities.
 
@@ -185,15 +178,14 @@ def steps(
     draft: LogProbs | None = None,
     draft_width: int = 1,
     gamma: int = 0,
-    rule: Rule = advance,
 ) -> Iterator[list[Beams]]:
-    """Yield the states of each step: draft a tree, evaluate the target once, apply `rule`. Plain
-    search without a `draft`."""
+    """Yield the states of each step: draft a tree, evaluate the target once, `advance`. Plain search
+    without a `draft`."""
     state = start()
     while not state.ended:
         tree = draft_levels(state, draft, draft_width, gamma, settings) if draft is not None else ()
         paths = [*state.paths, *(path for level in tree for path in level)]
-        states = rule(state, dict(zip(paths, target(paths), strict=True)), settings)
+        states = advance(state, dict(zip(paths, target(paths), strict=True)), settings)
         state = states[-1]
         for distributions in (target, draft):
             if distributions is not None:
@@ -244,18 +236,8 @@ class TreeModel:
         self.slots = {path: slot for path, slot in self.slots.items() if path in alive}
         self.log_distributions = {path: probs for path, probs in self.log_distributions.items() if path in paths}
 
-    def taken_runs(self) -> tuple[int, ...]:
-        taken = tuple(self.runs)
-        self.runs.clear()
-        return taken
-
     @torch.inference_mode()
     def _run(self, paths: list[Path]) -> None:
-        if len(paths) > len(self.free):
-            raise RuntimeError(
-                f"{len(paths)} new nodes need {len(paths)} cache slots, but {len(self.free)} are free: "
-                "drop nodes with keep(), or give a larger capacity"
-            )
         for path in paths:
             slot = self.slots[path] = self.free.pop()
             if path:  # the root's row already shows it the prompt
@@ -284,15 +266,12 @@ class BeamRecord:
     ----------
     levels, nodes : (steps,)
         Levels by which the search advanced, and tokens of the target's pass.
-    draft_nodes
-        Tokens of each pass of the draft, for each step.
     states
         The search after 0, 1, ... levels.
     """
 
     levels: NDArray[np.int64]
     nodes: NDArray[np.int64]
-    draft_nodes: list[tuple[int, ...]]
     states: list[Beams]
 
     @property
@@ -352,9 +331,7 @@ def beam_search(
     require_tokens(token_lists([prompt]), settings.eos, vocabulary(target))
     for model in (target, None if drafter is None else drafter.draft_model):
         require_context(model, len(prompt), max_new_tokens)
-    if draft is None:  # neither is read then
-        draft_width, gamma = width, 1
-    _require_widths(settings, draft_width, gamma, vocabulary(target))
+    require_whole(draft_width=(draft_width, 1), gamma=(gamma, 1))
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
     private = PrivateModel(target)
@@ -362,26 +339,14 @@ def beam_search(
     require_agreement(target, private.modules, len(prompt), longest, len(prompt) - 1 + capacity, tree=True)
     of_target = TreeModel(private.modules, prompt, capacity)
     of_draft = None if drafter is None else TreeModel(drafter.private.modules, prompt, capacity, drafter.token_map)
-    states, levels, nodes, draft_nodes = [start()], list[int](), list[int](), list[tuple[int, ...]]()
+    states, levels = [start()], list[int]()
     with tqdm(total=max_new_tokens, desc="levels", delay=3, leave=False, disable=not progress) as bar:
         for reached in steps(of_target, settings, of_draft, draft_width, gamma):
             states += reached
             levels.append(len(reached))
-            nodes.append(sum(of_target.taken_runs()))
-            draft_nodes.append(of_draft.taken_runs() if of_draft is not None else ())
             bar.update(len(reached))
     best_beams = states[-1].finished
     for beam in (best_beams[0], best_beams[-1]):
         Check(target, gamma).score(prompt, beam.path, beam.score / settings.normalised(1.0, len(beam.path)))
-    record = BeamRecord(np.array(levels), np.array(nodes), draft_nodes, states)
+    record = BeamRecord(np.array(levels), np.array(of_target.runs), states)
     return BeamSearch([list(beam.path) for beam in best_beams], [beam.score for beam in best_beams], record)
-
-
-def _require_widths(settings: BeamSettings, draft_width: int, gamma: int, vocab: int) -> None:
-    require_whole(draft_width=(draft_width, 1), gamma=(gamma, 1))
-    most = vocab - len(settings.eos)
-    for name, value in (("width", settings.width), ("draft_width", draft_width)):
-        if value > most:
-            raise ValueError(
-                f"{name} is {value}, and {most} tokens of the vocabulary are not in eos; choose at most {most}"
-            )

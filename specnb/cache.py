@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
 
-from specnb.support import TokenMap, context_limit, sliding_window, vocabulary, why_not_croppable
+from specnb.support import TokenMap, context_limit, sliding_window, why_not_croppable
 
 SEEN_MULTIPLE = 64  # a pass reads a multiple of this many slots, because kernels are prepared for each size
 
@@ -121,11 +121,6 @@ class RaggedCache(Cache):
             layer.clear(rows)
 
 
-def ragged_mask(slots: Tensor, capacity: int, dtype: torch.dtype) -> Tensor:
-    """The additive mask `(batch, 1, n, capacity)` by which a token sees the slots up to its own."""
-    return additive_mask(torch.arange(capacity, device=slots.device) <= slots[..., None], dtype)
-
-
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask to add to attention scores: 0 where `visible` is true."""
     hidden = torch.finfo(dtype).min
@@ -143,7 +138,7 @@ class CachedModel:
         self.model = model
         self.capacity = capacity
         self.token_map: TokenMap | None = None
-        self.vocab, self.config = vocabulary(model), decoder_config(model)
+        self.config = decoder_config(model)
         self.cache = RaggedCache(self.config.num_hidden_layers, capacity)
         self.cache_argument = cache_argument(model)
         self.window = sliding_window(self.config)
@@ -215,7 +210,9 @@ class CachedModel:
             self.cache.fills = False
 
     def mask(self, slots: Tensor) -> Tensor:
-        return ragged_mask(slots, self.cache.seen, self.model.dtype)
+        """The additive mask `(batch, 1, n, seen)` by which a token sees the slots up to its own."""
+        visible = torch.arange(self.cache.seen, device=slots.device) <= slots[..., None]
+        return additive_mask(visible, self.model.dtype)
 
     def windowed(self, mask: Tensor, positions: Tensor, rows: Tensor | None) -> Tensor | dict[str, Tensor]:
         """`mask` for a model with a sliding window, or one for each type of layer."""
@@ -234,15 +231,6 @@ class CachedModel:
         for kept in (self.hidden_states, self.places):
             if kept is not None:
                 kept[every, destination] = kept[every, source]
-
-
-def require_hidden_layers(model: PreTrainedModel, layers: tuple[int, ...]) -> None:
-    outputs = decoder_config(model).num_hidden_layers + 1
-    if not all(-outputs <= layer < outputs for layer in layers):
-        raise ValueError(
-            f"hidden layers {layers} are asked for, and {type(model).__name__} has the hidden states {-outputs} to "
-            f"{outputs - 1}"
-        )
 
 
 def prefill(runner: CachedModel, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
@@ -319,28 +307,25 @@ def crop(
     if isinstance(cache, EncoderDecoderCache):
         crop(cache.self_attention_cache, tokens)
         return cache
-    length, several = _length(cache), not isinstance(tokens, int)
-    counts = torch.as_tensor(tokens)
+    length, counts = _length(cache), torch.as_tensor(tokens)
     if not bool(((counts >= 0) & (counts <= length)).all()):
         raise ValueError(f"cannot take {counts.tolist()} tokens out of a cache of {length}; ask for 0 to {length}")
     kept = length - int(counts.min())
 
     def cropped(entries: Tensor) -> Tensor:
-        if not several:
+        if not counts.ndim:
             return entries[..., :kept, :]
         # Row r keeps its first length - counts[r] entries, at the right end.
-        moved = counts.to(entries.device) - counts.min().to(entries.device)
+        moved = (counts - counts.min()).to(entries.device).expand(len(entries))
         at = (torch.arange(kept, device=entries.device) - moved[:, None]).clamp_min(0)
         return entries.take_along_dim(at[:, None, :, None], dim=-2)
 
     if isinstance(cache, tuple):
         return tuple((*map(cropped, layer[:2]), *layer[2:]) for layer in cache)
-    if several:
-        for layer in cache.layers:
-            full: Any = layer  # every layer is one of full attention
+    for layer in cache.layers:
+        full: Any = layer  # every layer is one of full attention
+        if full.is_initialized:
             full.keys, full.values = cropped(full.keys), cropped(full.values)
-    else:
-        cache.crop(-int(counts))
     return cache
 
 

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from specnb.cache import CachedModel, cache_argument, free_memory, prefill
 from specnb.distributions import total_variation
-from specnb.support import context_limit, require_supported, vocabulary
+from specnb.support import context_limit, vocabulary
 from specnb.trees import TokenTree
 
 HALF = 3  # tokens of a sequence of the probe before the pass that is compared, and in it
@@ -59,16 +59,10 @@ class Check:
     ) -> None:
         """Compare the logits `(nodes + 1, vocab)` of a step, along up to `LEAVES` paths of `most` draft tokens."""
         parents = range(-1, len(draft_tokens) - 1) if parents is None else parents
-        proposed: list[int] = []  # those that can be accepted
-        for node, token in enumerate(draft_tokens):
-            if token >= 0 and (parents[node] < 0 or parents[node] in proposed):
-                proposed.append(node)
-        leaves = [node for node in proposed if not any(parents[child] == node for child in proposed)]
-        for leaf in leaves[:LEAVES] or [-1]:
-            path: list[int] = []
-            while leaf >= 0:
-                path.insert(0, leaf)
-                leaf = parents[leaf]
+        paths = [[node for node in path if node >= 0] for path in TokenTree(parents).paths.tolist()]
+        possible = [path for path in paths if all(draft_tokens[node] >= 0 for node in path)]  # the root's is empty
+        longest = [path for path in possible if path not in [other[:-1] for other in possible if other]]
+        for path in longest[:LEAVES]:
             path = path[:most]
             tokens = [*prompt, *(draft_tokens[node] for node in path)]
             there = logits[[0, *(node + 1 for node in path)]]
@@ -215,13 +209,18 @@ def require_agreement(
     which the configuration says that the model changes.
     """
     limit = context_limit(model) or 2 * HALF
-    half = max(min(HALF, limit // 2), 1)
-    crossed = [at for at in thresholds(model) if longest < at < total and at + HALF <= limit]
-    for length in [2 * half, *(at + HALF for at in crossed)]:
-        for kind in KINDS if tree and length == 2 * half else ("chain",):
-            difference = difference_from_itself(model, modules, max(slots, length + HALF), kind, length)
-            if difference.found > difference.allowed:
-                raise TypeError(_refusal(model, difference, kind, length))
+    short = 2 * max(min(HALF, limit // 2), 1)
+    crossed = [at + HALF for at in thresholds(model) if longest < at < total and at + HALF <= limit]
+    for kind, length in [("chain", short), *([("tree", short)] if tree else []), *(("chain", at) for at in crossed)]:
+        found, allowed = difference_from_itself(model, modules, max(slots, length + HALF), kind, length)
+        if found > allowed:
+            raise TypeError(
+                f"{type(model).__name__} would be decoded from wrong distributions: in the loop's cache, over a {kind} "
+                f"at {length} tokens, they differ by {found:.2g} in total variation from those of its own forward "
+                f"pass, and rounding gives {allowed:.0e} at most. It may let a token see those after it (a decoder "
+                "needs is_decoder=True), count positions from another number than 0, or make a mask or window of its "
+                "own from the length of the cache"
+            )
 
 
 def thresholds(model: PreTrainedModel) -> list[int]:
@@ -229,34 +228,6 @@ def thresholds(model: PreTrainedModel) -> list[int]:
     flat = config | (config.get("rope_parameters") or config.get("rope_scaling") or {})
     numbers = {value for name, value in flat.items() if isinstance(value, int) and THRESHOLDS.search(name)}
     return sorted(value for value in numbers if value > 2 * HALF)
-
-
-def check_model(model: PreTrainedModel, slots: int | None = None) -> dict[str, Difference]:
-    """Print whether `model` can be decoded exactly; returns the difference for a chain and for a tree of draft tokens.
-
-    `slots` are the cache slots of a row, by default 512 or the model's limit.
-
-    Examples
-    --------
-    >>> from specnb import load_pair
-    >>> differences = check_model(load_pair(dtype="float64").draft)
-    LlamaForCausalLM, float64, sdpa attention, rows of 512 slots
-    chain: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
-    tree: agrees with the model's own forward pass (difference below 1e-04, which is rounding)
-    """
-    require_supported(model)
-    limit = context_limit(model) or 512
-    slots = min(512, limit) if slots is None else slots
-    dtype, attention = str(model.dtype).removeprefix("torch."), model.config._attn_implementation
-    print(f"{type(model).__name__}, {dtype}, {attention} attention, rows of {slots} slots")
-    differences_of = {}
-    for kind in KINDS:
-        differences_of[kind] = difference_from_itself(model, model, slots, kind, 2 * max(min(HALF, limit // 2), 1))
-        difference, allowed = differences_of[kind]
-        agrees = f"agrees with the model's own forward pass (difference below {allowed:.0e}, which is rounding)"
-        refused = "refused: " + _refusal(model, differences_of[kind], kind, 2 * HALF) if difference > allowed else ""
-        print(f"{kind}: {refused or agrees}")
-    return differences_of
 
 
 def difference_from_itself(
@@ -343,29 +314,3 @@ KINDS = {"chain": _chain, "tree": _tree}
 
 def _alone(model: PreTrainedModel, tokens: Tensor) -> Tensor:
     return model(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
-
-
-def _refusal(model: PreTrainedModel, difference: Difference, kind: str, length: int) -> str:
-    return (
-        f"{type(model).__name__} would be decoded from wrong distributions: in the loop's cache, over a {kind} at "
-        f"{length} tokens, they differ by {difference.found:.2g} in total variation from those of its own forward "
-        f"pass, and rounding gives {difference.allowed:.0e} at most; {_reason(model)}"
-    )
-
-
-@torch.inference_mode()
-def _reason(model: PreTrainedModel) -> str:
-    tokens = probe_tokens(model, 2 * HALF)
-    whole, positions = _alone(model, tokens), torch.arange(2 * HALF, device=tokens.device).expand(2, -1)
-
-    def differ(one: Tensor, other: Tensor) -> bool:
-        size = float(total_variation(probabilities(one), probabilities(other)).mean())
-        return size > rounding(model.dtype)
-
-    if differ(whole[:, :HALF], _alone(model, tokens[:, :HALF])):
-        return "a token's distribution depends on the tokens after it (a decoder needs is_decoder=True)"
-    if differ(whole, model(input_ids=tokens, position_ids=positions, use_cache=False).logits):
-        return "it does not count positions 0, 1, 2, ..."
-    return (
-        "it makes its attention mask, or its window, from the length of the cache, or leaves out the mask it is given"
-    )

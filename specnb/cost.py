@@ -27,9 +27,9 @@ DRAFT_PASSES = 4  # draft forward passes in a row, as in a step
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of single forward passes over `lengths` and `draft_lengths` tokens, one row per repetition.
+    """Seconds of forward passes: `draft` `(repetitions,)` over one token, `target` over each of `lengths`.
 
-    >>> costs = Costs(np.full((3, 1), 0.1), np.array([[1.0, 1.2, 2.0]] * 3), lengths=(1, 2, 4))
+    >>> costs = Costs(np.full(3, 0.1), np.array([[1.0, 1.2, 2.0]] * 3), lengths=(1, 2, 4))
     >>> costs.cost_ratio.value, costs.verify_cost([1, 2, 3]).tolist()
     (0.1, [1.0, 1.2, 1.6])
     """
@@ -37,12 +37,11 @@ class Costs:
     draft: Array
     target: Array
     lengths: tuple[int, ...]
-    draft_lengths: tuple[int, ...] = (1,)
 
     @property
     def cost_ratio(self) -> Estimate:
         """c: a draft pass over one token, in target passes over one token (Definition 3.7)."""
-        return ratio_of_medians(self.draft[:, 0], self.target[:, 0])
+        return ratio_of_medians(self.draft, self.target[:, 0])
 
     @property
     def verify_costs(self) -> list[Estimate]:
@@ -50,21 +49,11 @@ class Costs:
 
     def verify_cost(self, n: ArrayLike) -> Array:
         """v(n): a target pass over n tokens, in passes over one; linear between measured lengths."""
-        return _relative(self.target, self.lengths, n)
-
-    def draft_cost(self, n: ArrayLike) -> Array:
-        """A draft pass over n tokens, in draft passes over one."""
-        return _relative(self.draft, self.draft_lengths, n)
-
-
-def _relative(seconds: Array, lengths: Sequence[int], n: ArrayLike) -> Array:
-    n = np.asarray(n)
-    if n.size and (n.min() < 1 or n.max() > lengths[-1]):
-        raise ValueError(
-            f"forward passes over 1 to {lengths[-1]} tokens were measured, not over {n.tolist()}; measure longer ones"
-        )
-    medians = np.median(seconds, axis=0)
-    return np.asarray(np.interp(n, lengths, medians / medians[0]))
+        n = np.asarray(n)
+        if n.size and (n.min() < 1 or n.max() > self.lengths[-1]):
+            raise ValueError(f"passes over 1 to {self.lengths[-1]} tokens were measured, not over {n.tolist()}")
+        medians = np.median(self.target, axis=0)
+        return np.asarray(np.interp(n, self.lengths, medians / medians[0]))
 
 
 def mid_generation(prompt: int, new_tokens: int, gamma: int) -> tuple[int, int]:
@@ -78,9 +67,7 @@ def measure_costs(
     *,
     context: int = 128,
     slots: int | None = None,
-    largest: int = 9,
-    lengths: Sequence[int] = (),
-    draft_lengths: Sequence[int] = (1,),
+    lengths: Sequence[int] = tuple(range(1, 10)),
     rows: int = 1,
     repetitions: int = 30,
     compile: Compile = False,
@@ -93,17 +80,14 @@ def measure_costs(
     ----------
     context, slots
         Tokens before the pass, and slots of the cache, to all of which a pass on a GPU attends.
-    lengths, draft_lengths
-        Tokens of a pass, growing from 1; by default of the target 1 to `largest`.
+    lengths
+        Tokens of the target's passes, growing from 1.
     rows
         Rows of the batch; Definition 3.7 is about one.
     compile
         As in `Sampler`; compiling is not timed.
     """
-    lengths = tuple(lengths) or tuple(range(1, largest + 1))
-    meter = CostMeter(
-        pair, context, lengths, draft_lengths=draft_lengths, slots=slots, rows=rows, compile=compile, seed=seed
-    )
+    meter = CostMeter(pair, context, lengths, slots=slots, rows=rows, compile=compile, seed=seed)
     for _ in tqdm(range(repetitions), desc="timing forward passes", delay=3, leave=False, disable=not progress):
         meter.round()
     return meter.costs()
@@ -116,27 +100,25 @@ class CostMeter:
 
     @torch.inference_mode()
     def __init__(
-        self, pair: Pair, context: int, lengths: Sequence[int], *, draft_lengths: Sequence[int] = (1,),
-        slots: int | None = None, rows: int = 1, compile: Compile = False, seed: int = 0,
+        self, pair: Pair, context: int, lengths: Sequence[int], *, slots: int | None = None, rows: int = 1,
+        compile: Compile = False, seed: int = 0,
     ) -> None:  # fmt: skip
-        for each in (lengths, draft_lengths):
-            if not each or each[0] != 1 or list(each) != sorted(set(each)):
-                raise ValueError(f"lengths are {list(each)}; they must begin with 1, the unit of cost, and grow")
-        longest = max(lengths[-1], draft_lengths[-1])
-        required = context + longest
-        self.lengths, self.draft_lengths = tuple(lengths), tuple(draft_lengths)
+        if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
+            raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
+        required = context + lengths[-1]
+        self.lengths = tuple(lengths)
         self.order = np.random.default_rng(seed)
         vocab = min(vocabulary(model) for model in (pair.target, pair.draft))
         tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or required)))
         tokens = tokens.to(pair.target.device)
         target, draft = (PrivateModel(model, compile) for model in (pair.target, pair.draft))
         plain, *verify = [self._forward_pass_of(target, n, tokens, context, compile) for n in lengths]
-        drafts = [self._forward_pass_of(draft, n, tokens, context, compile) for n in draft_lengths]
+        drafting = self._forward_pass_of(draft, 1, tokens, context, compile)
         # The pass before fills the processor's caches, so each pass is timed after the one that precedes it
         # in the loop: drafts after the target, verification after drafts, plain decoding after itself.
         self.jobs = [Job(plain, before=[plain])]
-        self.jobs += [Job(each, before=[each, *[drafts[0]] * DRAFT_PASSES]) for each in verify]
-        self.jobs += [Job(draft, before=[plain], times=DRAFT_PASSES) for draft in drafts]
+        self.jobs += [Job(each, before=[each, *[drafting] * DRAFT_PASSES]) for each in verify]
+        self.jobs.append(Job(drafting, before=[plain], times=DRAFT_PASSES))
         self.clock = partial(now, tokens.device)
         self.rounds: list[Array] = []
         for _ in range(WARM_UP):
@@ -149,8 +131,7 @@ class CostMeter:
 
     def costs(self) -> Costs:
         seconds = np.stack(self.rounds)
-        target, draft = np.split(seconds, [len(self.lengths)], axis=1)
-        return Costs(draft, target, self.lengths, self.draft_lengths)
+        return Costs(seconds[:, -1], seconds[:, :-1], self.lengths)
 
     def _forward_pass_of(
         self, private: PrivateModel, n: int, tokens: Tensor, context: int, compile: Compile

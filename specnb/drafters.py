@@ -333,18 +333,6 @@ class MixtureDrafter(ChainDrafter):
         require_part("first", first)
         require_part("second", second)
         require_number(most=1.0, weight=weight)
-        names = type(first).__name__, type(second).__name__
-        if first.vocab != second.vocab:
-            raise ValueError(
-                f"{names[0]} has {first.vocab} tokens and {names[1]} {second.vocab}; drafters that are combined "
-                "propose the target's tokens: make both with vocab=..., which ModelDrafter takes, too"
-            )
-        layers = {tuple(drafter.hidden_layers) for drafter in (first, second) if drafter.hidden_layers}
-        if len(layers) > 1:  # there is one record of hidden states
-            raise ValueError(
-                f"{names[0]} reads the hidden layers {first.hidden_layers} and {names[1]} {second.hidden_layers}; "
-                "drafters that are combined must read the same ones"
-            )
         self.first, self.second, self.weight = first, second, weight
         self.vocab = first.vocab
         self.draft_model = second.draft_model or first.draft_model
@@ -375,11 +363,10 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
     """
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
-        names = " or ".join(each.__name__ for each in suitable)
-        advice = f"Give the TreeDrafter scheme={names}, or another rule" if suitable else "Give another rule"
+        known = " or ".join(each.__name__ for each in suitable) or "none"
         raise ValueError(
             f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
-            f"distribution. {advice}, such as recursive_rejection"
+            f"distribution. Schemes for which it is: {known}"
         )
 
 
@@ -397,15 +384,9 @@ class TreeDrafter(ModelDrafter):
         parents: tuple[int, ...],
         sampling: Sampling = Sampling(),
         scheme: Scheme = distinct_children,
-        *,
-        vocab: int | None = None,
-        tokens: Sequence[int] | Tensor | None = None,
-        compile: Compile = False,
-        capturable: bool = False,
+        **settings: Any,
     ) -> None:
-        if scheme is top_children:
-            sampling = Sampling()
-        super().__init__(model, sampling, vocab=vocab, tokens=tokens, compile=compile, capturable=capturable)
+        super().__init__(model, Sampling() if scheme is top_children else sampling, **settings)
         if self.private.compiled is not None:  # passes as wide as the levels of the tree run eagerly
             self.private.compiled.widths = frozenset()
         self.parents: tuple[int, ...] = tuple(parents)

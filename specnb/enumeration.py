@@ -144,14 +144,13 @@ def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sample
 
 def multiplied(rule: PlannedRule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
     tree = TokenTree(parents)
-    prefixes = [_prefixes(drafts.tokens, tree, entry) for entry in range(len(parents) + 1)]
-    target = torch.stack([_after(each, p) for each in prefixes], dim=1)
-    plan = rule.plan_for(target, drafts.q, drafts.tokens, tree)
+    plan = rule.plan_for(_target_along(drafts, p, tree), drafts.q, drafts.tokens, tree)
     after, emitted = _distributions(plan), Emissions()
     for entry, chance in _ends(plan, drafts.tokens, tree, rule.up):
         shares = (drafts.probability * chance)[:, None] * after[:, entry]
-        numbers = {prefix: i for i, prefix in enumerate(dict.fromkeys(prefixes[entry]))}
-        which = torch.tensor([numbers[prefix] for prefix in prefixes[entry]])
+        prefixes = _prefixes(drafts.tokens, tree, entry)
+        numbers = {prefix: i for i, prefix in enumerate(dict.fromkeys(prefixes))}
+        which = torch.tensor([numbers[prefix] for prefix in prefixes])
         sums = torch.zeros(len(numbers), shares.shape[-1]).double().index_add(0, which, shares)
         for prefix, row in zip(numbers, sums.tolist(), strict=True):
             for x, share in enumerate(row):
@@ -242,8 +241,8 @@ def _volumes(
     for corner in (lows + CORNER_INSET, lows + widths - CORNER_INSET):
         if not torch.equal(_answers(rule, which, corner, p, drafts, tree), answers):
             raise ChangesInsideError(
-                f"{getattr(rule, '__name__', rule)} changes its answer inside a cell: its thresholds are those of none "
-                "of the plans; write it as a PlannedRule, or give integrated_distribution a plan that has them"
+                f"{getattr(rule, '__name__', rule)} changes its answer inside a cell, because its thresholds are those "
+                "of none of the plans; write it as a PlannedRule"
             )
     yield from _summed(answers, widths.prod(-1) * drafts.probability[which])
 

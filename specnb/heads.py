@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from specnb.cache import RaggedCache
 from specnb.distributions import Sampling, require_sampling, sample, standardise
-from specnb.drafters import ChainDrafter, Context, Drafter, Proposal, padded, require_own_batch
+from specnb.drafters import Context, Drafter, Proposal, padded, require_own_batch
 from specnb.fast import Compile, pack, shared_copy
 from specnb.rules import Outcome
 from specnb.support import require_supported, vocabulary
@@ -138,8 +138,7 @@ def normalised(values: Tensor) -> Tensor:
 def output_rows(target: PreTrainedModel, head: Any) -> nn.Linear:
     """The target's output head for the tokens that `head` proposes; `ValueError` for another target's head."""
     weight, proposed = target.get_output_embeddings().weight, head.proposed
-    few = int(proposed.max()) >= len(weight)
-    if few or not torch.allclose(weight[proposed[:KNOWN]].float(), head.known.float(), rtol=0.02):
+    if not torch.allclose(weight[proposed[:KNOWN]].float(), head.known.float(), rtol=0.02):
         raise ValueError(
             f"the head was trained for another target than this {type(target).__name__}, whose output head differs; "
             "give the head that was trained for it"
@@ -149,12 +148,11 @@ def output_rows(target: PreTrainedModel, head: Any) -> nn.Linear:
     return rows
 
 
-class HeadDrafter(ChainDrafter):
+class HeadDrafter(Drafter):
     """A drafter with a head that was trained on the hidden states of `target`.
 
-    Between two calls of `start` either `propose` is called, always with the same gamma, or
-    `distribution`. `most` limits the draft tokens of a step; `compile="auto"` uses the fastest
-    products of this CPU.
+    Between two calls of `start` gamma stays the same. `most` limits the draft tokens of a step;
+    `compile="auto"` uses the fastest products of this CPU.
     """
 
     hidden_layers = (-1,)
@@ -175,41 +173,22 @@ class HeadDrafter(ChainDrafter):
             self.output = output_rows(target, head)
         if compile == "auto":
             pack(nn.ModuleList([self.head, self.output] if self.proposed is not None else [self.head]))
-        self.state: Any = None
-        self.evaluated = 0  # draft tokens whose distribution was computed in the last step
 
     @torch.no_grad()
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        return Proposal(*self.drafted(context.tokens, context.lengths, self.recorded(context), uniforms))
-
-    def fewest(self, gamma: int) -> int:
-        return gamma if self.most is None else min(self.most, gamma)
-
-    def recorded(self, context: Context) -> Tensor:
-        if context.hidden_states is None:
-            raise ValueError("there are no hidden states; give this drafter to generate, which records them for it")
-        return context.hidden_states.to(self.head.scale.dtype)
-
-    def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         # The last step may have accepted tokens of another drafter, as many as were asked for.
-        state = self.first_state(Context(tokens, lengths, states), uniforms.shape[1])
+        state = self.first_state(context, uniforms.shape[1])
         draft_tokens: list[Tensor] = []
         distributions: list[Tensor] = []
         for position, uniform in enumerate(uniforms[:, : self.most].unbind(dim=1)):
             if position:
-                state = self.next_state(state, draft_tokens[-1], lengths + position - 1)
-            distributions.append(self.after(state, position))
+                state = self.next_state(state, draft_tokens[-1], context.lengths + position - 1)
+            distributions.append(self.q(self.head.features(state)))
             draft_tokens.append(sample(distributions[-1], uniform))
-        return torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1)
+        return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
 
-    @torch.no_grad()
-    def distribution(self, context: Context, position: int) -> Tensor:
-        if position:
-            self.state = self.next_state(self.state, context.newest, context.lengths - 1)
-        else:
-            self.state = self.first_state(context._replace(hidden_states=self.recorded(context)), self.evaluated)
-        self.evaluated = position + 1
-        return self.after(self.state, position)
+    def fewest(self, gamma: int) -> int:
+        return gamma if self.most is None else min(self.most, gamma)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         """The state for the first draft token; the last step evaluated at most `drafted` draft tokens."""
@@ -217,9 +196,6 @@ class HeadDrafter(ChainDrafter):
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
         raise NotImplementedError
-
-    def after(self, state: Tensor, position: int) -> Tensor:
-        return self.q(self.head.features(state))
 
     def q(self, features: Tensor) -> Tensor:
         q = standardise(self.output(features), self.sampling, check=False)
@@ -247,35 +223,34 @@ class AttentionDrafter(HeadDrafter):
 
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
-        tokens, lengths, states = context.tokens, context.lengths, self.recorded(context)
         if rows is None:
-            self.evaluated = 0
-            sizes = (*tokens.shape, self.head.scale.dtype, self.head.scale.device)
+            sizes = (*context.tokens.shape, self.head.scale.dtype, self.head.scale.device)
             # The cache is kept for later batches, because a graph may hold its tensors.
             if self.allocated != sizes:
                 require_own_batch(self, sizes)
-                self.allocated, self.cache = sizes, RaggedCache(1, tokens.shape[1])
+                self.allocated, self.cache = sizes, RaggedCache(1, context.tokens.shape[1])
             self.cache.clear()
         else:
-            tokens, lengths, states = tokens[rows], lengths[rows], states[rows]
-        slots = torch.arange(int(lengths.max()), device=tokens.device).expand(len(tokens), -1)
-        self._enter(tokens, states, slots, rows)
+            states: Any = context.hidden_states
+            context = Context(context.tokens[rows], context.lengths[rows], states[rows])
+        slots = torch.arange(int(context.lengths.max()), device=context.lengths.device)
+        self._enter(context, slots.expand(len(context.lengths), -1), rows)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         # After full acceptance the newest `drafted` + 1 tokens are to be computed with the target's states;
         # in a row of fewer tokens the first one is computed several times.
-        tokens, lengths, states = context.tokens, context.lengths, context.hidden_states
-        back = torch.arange(-1 - drafted, 0, device=lengths.device)
-        return self._enter(tokens, states, (lengths[:, None] + back).clamp_min(0))[:, -1]  # type: ignore[arg-type]
+        back = torch.arange(-1 - drafted, 0, device=context.lengths.device)
+        return self._enter(context, (context.lengths[:, None] + back).clamp_min(0))[:, -1]
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
         return self._read(state[:, None], token[:, None], slot[:, None])[:, 0]
 
-    def _enter(self, tokens: Tensor, states: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
+    def _enter(self, context: Context, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states of the tokens in `slots` `(rows, n)`, from the target's states."""
-        before = states.take_along_dim((slots - 1).clamp_min(0)[..., None], dim=1)
+        states: Any = context.hidden_states
+        before = states.take_along_dim((slots - 1).clamp_min(0)[..., None], dim=1).to(self.head.scale.dtype)
         state = self.head.combined(before).where(slots[..., None] > 0, 0.0)
-        return self._read(state, tokens.gather(1, slots), slots, rows)
+        return self._read(state, context.tokens.gather(1, slots), slots, rows)
 
     def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         self.cache.write_at(slots, rows, self.cache.least(slots))
@@ -308,14 +283,13 @@ class FallbackDrafter(Drafter):
         return self.head.fewest(gamma)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        copied = self.copy.propose(context, uniforms)
-        copies = padded(*copied, uniforms.shape[1]).draft_tokens[:, 0] >= 0
-        sampled = self.head.propose(context, uniforms)
+        copied, sampled = self.copy.propose(context, uniforms), self.head.propose(context, uniforms)
         width = max(copied.draft_tokens.shape[1], sampled.draft_tokens.shape[1])
         copied, sampled = padded(*copied, width), padded(*sampled, width)
+        copies = copied.draft_tokens[:, :1] >= 0
         return Proposal(
-            copied.draft_tokens.where(copies[:, None], sampled.draft_tokens),
-            copied.q.to(sampled.q.dtype).where(copies[:, None, None], sampled.q),
+            copied.draft_tokens.where(copies, sampled.draft_tokens),
+            copied.q.to(sampled.q.dtype).where(copies[..., None], sampled.q),
         )
 
     def update(self, context: Context, outcome: Outcome) -> None:

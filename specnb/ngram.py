@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specnb.arguments import require_number, require_whole, shown, whole
-from specnb.distributions import Sampling, one_hot, standardise_probs
-from specnb.drafters import ChainDrafter, Context, Proposal, nothing
+from specnb.arguments import require_whole, shown, whole
+from specnb.distributions import Sampling, standardise_probs
+from specnb.drafters import ChainDrafter, Context, Proposal, nothing, padded
 
-DISCOUNT = 0.75
+DISCOUNT = 0.75  # subtracted from the counts of each order; the freed probability goes to the order below
 Ints = NDArray[np.int64]
 
 
@@ -34,7 +34,7 @@ class _Order:
 
 
 class NgramModel:
-    """The distribution of a token given the `order - 1` tokens before it, counted from `tokens`.
+    """The distribution of a token given the `order - 1` tokens before it, by interpolated Kneser-Ney counts.
 
     Parameters
     ----------
@@ -42,10 +42,6 @@ class NgramModel:
         Token numbers of a text.
     order
         1 for unigrams, 2 for bigrams, and so on.
-    discount
-        Subtracted from the counts of each order, whose freed probability goes to the order below
-        (interpolated Kneser-Ney). With 0 the model reports the frequencies after the longest
-        context that was seen.
 
     Examples
     --------
@@ -53,16 +49,15 @@ class NgramModel:
     array([[0.75, 0.25]])
     """
 
-    def __init__(self, tokens: Ints, order: int, vocab: int, discount: float = DISCOUNT) -> None:
+    def __init__(self, tokens: Ints, order: int, vocab: int) -> None:
         tokens = whole_tokens("tokens", tokens)
         require_whole(vocab=(vocab, 2))
         most = int(62.9 / np.log2(vocab))
         if not 1 <= (whole(order) or 0) <= most:
             raise ValueError(f"order is {shown(order)}; with {vocab} tokens it can be 1 to {most}")
-        require_number(most=1.0, discount=discount)
         if len(tokens) < order:
             raise ValueError(f"{len(tokens)} tokens are too few to count {order}-grams")
-        self.order, self.vocab, self.discount = order, vocab, discount
+        self.order, self.vocab = order, vocab
         self._require(tokens, least=0)
         self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
 
@@ -94,8 +89,8 @@ class NgramModel:
         entries = np.arange(sizes.sum()) - np.repeat(sizes.cumsum() - sizes, sizes) + first[which]
         counts = order.counts[entries]
         totals = np.bincount(which, counts, len(rows))
-        probs = below * (self.discount * sizes / totals)[:, None]
-        probs[which, order.tokens[entries]] += (counts - self.discount) / totals[which]
+        probs = below * (DISCOUNT * sizes / totals)[:, None]
+        probs[which, order.tokens[entries]] += (counts - DISCOUNT) / totals[which]
         return probs
 
     def _require(self, tokens: Ints, least: int) -> None:
@@ -124,26 +119,23 @@ class NgramDrafter(ChainDrafter):
         return standardise_probs(torch.from_numpy(self.model.probs(recent)), self.sampling).to(tokens.device)
 
 
-CHOICES = ("recent", "frequent", "proportional")
 PER_MATCH = 3  # tokens copied for each token that agrees: after a longer match more are accepted
 
 
 class PromptLookupDrafter(ChainDrafter):
-    """Proposes what followed earlier occurrences of the row's newest tokens.
+    """Proposes what followed an earlier occurrence of the row's newest tokens; q is one-hot.
 
     Parameters
     ----------
     longest, shortest
-        Of the earlier places those count that agree with the newest tokens over the longest
-        stretch, within these bounds. `shortest` 2 or 3 is better if draft tokens cost much.
-    choose
-        The continuation taken: the most "recent", the most "frequent", or one sampled in proportion
-        to the counts, "proportional". q is one-hot for the first two.
+        The place that is copied from agrees with the newest tokens over the longest stretch, within
+        these bounds; among equals it is the latest. `shortest` 2 or 3 is better if draft tokens
+        cost much.
 
     Notes
     -----
-    Prompt lookup decoding (Saxena). "recent" looks once a step and copies at most `PER_MATCH`
-    tokens for each one that agrees; beyond the end of the sequence the copy begins anew.
+    Prompt lookup decoding (Saxena). At most `PER_MATCH` tokens are copied for each one that agrees;
+    beyond the end of the sequence the copy begins anew.
 
     Examples
     --------
@@ -156,15 +148,11 @@ class PromptLookupDrafter(ChainDrafter):
     capturable = True  # it keeps nothing
     gamma = 10
 
-    def __init__(self, vocab: int, longest: int = 8, shortest: int = 1, choose: str = "recent") -> None:
+    def __init__(self, vocab: int, longest: int = 8, shortest: int = 1) -> None:
         require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, shortest))
-        if choose not in CHOICES:
-            raise ValueError(f"choose is {choose!r}; it must be one of {', '.join(CHOICES)}")
-        self.vocab, self.longest, self.shortest, self.choose = vocab, longest, shortest, choose
+        self.vocab, self.longest, self.shortest = vocab, longest, shortest
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        if self.choose != "recent":
-            return super().propose(context, uniforms)
         tokens, lengths = context.tokens, context.lengths
         places, matched = self.matches(context)
         most, width = PER_MATCH * matched, uniforms.shape[1]
@@ -193,16 +181,8 @@ class PromptLookupDrafter(ChainDrafter):
         return places * enough, matched * enough
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        tokens, lengths = context.tokens, context.lengths
-        if self.choose == "recent":
-            places, matched = self.matches(context)
-            q = torch.zeros(len(tokens), self.vocab, device=tokens.device, dtype=torch.float32)
-            return q.scatter_(1, tokens.gather(1, places[:, None]), (matched > 0).float()[:, None])
-        lengths_of_all = match_lengths(tokens, lengths, self.longest)
-        best = lengths_of_all.amax(dim=1, keepdim=True)
-        chosen = (lengths_of_all == best) & (lengths_of_all >= self.shortest)
-        counts = torch.zeros(len(tokens), self.vocab, device=tokens.device, dtype=torch.float32)
-        return copied(counts.scatter_add_(1, tokens, chosen.float()), self.choose == "proportional")
+        no_uniforms = context.lengths.new_zeros(len(context.lengths), 1)  # one token is asked for
+        return padded(*self.propose(context, no_uniforms), 1).q[:, 0]
 
 
 def latest_match(row: Ints, longest: int) -> tuple[int, int]:
@@ -218,13 +198,6 @@ def latest_match(row: Ints, longest: int) -> tuple[int, int]:
             return int(ends[-1]) + 1, length
         ends = longer
     return int(ends[-1]) + 1, longest
-
-
-def copied(counts: Tensor, proportional: bool) -> Tensor:
-    total = counts.sum(dim=1, keepdim=True)
-    if proportional:
-        return counts / total.clamp_min(1)
-    return one_hot(counts.argmax(dim=1), counts.shape[1]).where(total > 0, 0.0)
 
 
 def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:

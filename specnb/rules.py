@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -118,7 +118,9 @@ class PlannedRule:
         final_uniform: Float[Tensor, "*batch"],
         tree: TokenTree | Sequence[int] | None = None,
     ) -> Outcome:
-        shape = tree if isinstance(tree, TokenTree) else _as_tree(tree, draft_tokens)
+        shape = _chain(draft_tokens.shape[-1]) if tree is None else tree
+        if not isinstance(shape, TokenTree):
+            shape = TokenTree(shape, draft_tokens.device)
         plan = self.plan_for(p, q, draft_tokens, shape)
         passed = accept_uniforms < plan.accept
         entry = shape.first_from_leaves(passed) if self.up else shape.last_from_root(passed)
@@ -152,15 +154,9 @@ def require_outcome(outcome: Any, rows: int, with_path: bool = False) -> None:
         )
 
 
-def _as_tree(parents: Sequence[int] | None, draft_tokens: Tensor) -> TokenTree:
-    if parents is not None:
-        return TokenTree(parents, draft_tokens.device)
-    gamma = draft_tokens.shape[-1]
-    return _CHAINS[gamma] if gamma < len(_CHAINS) else TokenTree(chain(gamma), tables=False)
-
-
-# Chains without tables hold no tensors, so they belong to no device.
-_CHAINS = tuple(TokenTree(chain(gamma), tables=False) for gamma in range(33))
+@cache
+def _chain(gamma: int) -> TokenTree:
+    return TokenTree(chain(gamma), tables=False)  # without tables it holds no tensors, and belongs to no device
 
 
 # From the root down
@@ -251,8 +247,7 @@ def lenient_verification(lenience: float) -> PlannedRule:
 
     Notes
     -----
-    Appendix A.5. No token is emitted with a probability above p(x)/l
-    (`specnb.theory.lenient_distribution`).
+    Appendix A.5. No token is emitted with a probability above p(x)/l.
 
     Examples
     --------

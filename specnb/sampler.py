@@ -19,7 +19,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.arguments import named_settings, require_whole, shown
-from specnb.cache import require_hidden_layers
 from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
@@ -520,7 +519,6 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     if not isinstance(drafter, Drafter):
         raise TypeError(f'draft is {shown(drafter)}; it must be a model of transformers, a Drafter, "auto" or None')
     node_depths(drafter.parents or ())  # raises for parents that are no tree
-    require_hidden_layers(target, drafter.hidden_layers)
     require_same_vocabulary(target, type(drafter).__name__, drafter.vocab)
     model = drafter.draft_model
     if model is not None and model.device != target.device:

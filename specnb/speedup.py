@@ -5,8 +5,7 @@ A speed-up is the time per token of plain decoding over that of speculation, pro
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -177,13 +176,11 @@ def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 10
     alpha is the mean of the overlaps `beta` `(rows, tokens)`; the interval resamples rows and
     repetitions of `costs`.
     """
-    if len(beta) < 8:
-        raise ValueError(f"{len(beta)} rows are too few to resample; need at least 8")
     column = costs.lengths.index(gamma + 1)
     alphas = beta.mean(axis=1)[bootstrap_indices(len(beta), resamples, seed)].mean(axis=1)
     chosen = bootstrap_indices(len(costs.draft), resamples, seed + 1)
     draft, verify, once = (
-        np.median(times[chosen], axis=1) for times in (costs.draft[:, 0], costs.target[:, column], costs.target[:, 0])
+        np.median(times[chosen], axis=1) for times in (costs.draft, costs.target[:, column], costs.target[:, 0])
     )
     spread = walltime_improvement(alphas, gamma, draft / once, lambda _: verify / once)
     value = walltime_improvement(beta.mean(), gamma, costs.cost_ratio.value, costs.verify_cost)
@@ -192,8 +189,9 @@ def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 10
 
 @named_settings
 def recommend_gamma(
-    pair: Pair,
-    prompts: Sequence[Sequence[int]],
+    target: PreTrainedModel | Pair,
+    prompts: Prompts,
+    draft: PreTrainedModel | Literal["auto"] = "auto",
     *,
     largest: int = 8,
     new_tokens: int = 64,
@@ -205,8 +203,9 @@ def recommend_gamma(
 ) -> Recommendation:
     """The gamma with the best predicted speed-up on this machine; 0 unless its whole interval is above 1.
 
-    alpha is measured along `new_tokens` tokens that the target writes after each of at least 8
-    prompts; c and v(n) by forward passes half-way through such a generation.
+    `draft` is a model, by default that of a `Pair`. alpha is measured along `new_tokens` tokens that
+    the target writes after each of at least 8 prompts; c and v(n) by forward passes half-way
+    through such a generation.
 
     Notes
     -----
@@ -225,18 +224,19 @@ def recommend_gamma(
     >>> recommend_gamma(load_pair(), prompts, largest=3, new_tokens=8, repetitions=3).gamma in (0, 1, 2, 3)
     True
     """
-    new_tokens = int(new_tokens)
+    pair = target if isinstance(target, Pair) else Pair(target, draft, None)  # type: ignore[arg-type]  # no texts then
+    pair = pair if draft == "auto" else replace(pair, draft=draft)
     acceptance = measure_acceptance(
-        pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed,
-        progress=progress,
-    )  # fmt: skip
-    context, slots = mid_generation(max(map(len, prompts)), new_tokens, largest)
+        pair, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed, progress=progress
+    )
+    alpha = acceptance.alpha(seed=seed)
+    context, slots = mid_generation(max(map(len, acceptance.sequences)) - new_tokens, new_tokens, largest)
     costs = measure_costs(
-        pair, context=context, slots=slots, largest=largest + 1, repetitions=repetitions, compile=compile, seed=seed,
-        progress=progress,
+        pair, context=context, slots=slots, lengths=range(1, largest + 2), repetitions=repetitions, compile=compile,
+        seed=seed, progress=progress,
     )  # fmt: skip
     predicted = {
         gamma: predicted_speedup(acceptance.beta["draft"], costs, gamma, seed=seed) for gamma in range(1, largest + 1)
     }
     best = max(predicted, key=lambda gamma: predicted[gamma].value)
-    return Recommendation(best if predicted[best].low > 1 else 0, predicted, acceptance.alpha("draft", seed), costs)
+    return Recommendation(best if predicted[best].low > 1 else 0, predicted, alpha, costs)

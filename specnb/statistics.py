@@ -29,6 +29,7 @@ T = TypeVar("T")
 # rate of 7e-6, and with the usual 5 it would be 7e-5
 MIN_EXPECTED = 25.0
 
+LEVEL = 0.95  # of every interval
 BOUNDS = (1e-12, 1e-4)  # upper bounds of accumulated rounding errors, in float64 and in float32, with a wide margin
 
 
@@ -53,13 +54,13 @@ class Estimate(NamedTuple):
         return f".{min(4, max(0, 1 - math.floor(math.log10(width))))}f" if 0 < width < math.inf else ".4g"
 
 
-def proportion(successes: int, n: int, level: float = 0.95) -> Estimate:
+def proportion(successes: int, n: int) -> Estimate:
     """The proportion of successes in independent trials, with its Wilson interval.
 
     >>> print(proportion(9, 10))
     0.90 [0.60, 0.98] (n = 10)
     """
-    wilson = scipy.stats.binomtest(int(successes), int(n)).proportion_ci(level, method="wilson")
+    wilson = scipy.stats.binomtest(int(successes), int(n)).proportion_ci(LEVEL, method="wilson")
     return Estimate(successes / n, wilson.low, wilson.high, int(n))
 
 
@@ -67,25 +68,21 @@ def bootstrap_indices(rows: int, resamples: int, seed: int) -> Indices:
     return np.random.default_rng(seed).integers(rows, size=(resamples, rows))
 
 
-def interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float]:
+def interval(values: ArrayLike) -> tuple[float, float]:
     """The percentile interval of bootstrapped `values`."""
-    low, high = np.quantile(np.asarray(values, dtype=np.float64), [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(np.asarray(values, dtype=np.float64), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
 
 
 # The intervals of `scipy.stats.bootstrap` differ in the last bit, which would change committed tables,
 # and take two to three times as long.
-def bootstrap(
-    statistic: Callable[[Indices], ArrayLike], rows: int, resamples: int, seed: int, level: float = 0.95
-) -> Estimate:
+def bootstrap(statistic: Callable[[Indices], ArrayLike], rows: int, resamples: int, seed: int) -> Estimate:
     """`statistic`, which maps row indices `(..., rows)` to values `(...)`, with a percentile interval over rows."""
     value = np.asarray(statistic(np.arange(rows)), dtype=np.float64)
-    return Estimate(float(value), *interval(statistic(bootstrap_indices(rows, resamples, seed)), level), rows)
+    return Estimate(float(value), *interval(statistic(bootstrap_indices(rows, resamples, seed))), rows)
 
 
-def ratio_of_sums(
-    numerators: ArrayLike, denominators: ArrayLike, level: float = 0.95, resamples: int = 4000, seed: int = 0
-) -> Estimate:
+def ratio_of_sums(numerators: ArrayLike, denominators: ArrayLike, resamples: int = 4000, seed: int = 0) -> Estimate:
     """sum(numerators) / sum(denominators), with a bootstrap interval over at least 8 independent rows.
 
     With the sum and count of each sequence it is the mean over all tokens; n is the sum of the
@@ -94,33 +91,27 @@ def ratio_of_sums(
     >>> ratio_of_sums([3] * 8, [4] * 8)
     Estimate(value=0.75, low=0.75, high=0.75, n=32)
     """
-    top, bottom = _equally_long(numerators, denominators, 8, "numbers")
-    ratio = bootstrap(
-        lambda chosen: top[chosen].sum(axis=-1) / bottom[chosen].sum(axis=-1), len(top), resamples, seed, level
-    )
+    top, bottom = _equally_long(numerators, denominators, 8)
+    ratio = bootstrap(lambda rows: top[rows].sum(axis=-1) / bottom[rows].sum(axis=-1), len(top), resamples, seed)
     return ratio._replace(n=int(bottom.sum()))
 
 
 def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
     """median(top) / median(bottom) of times `(repetitions,)`, both resampled together."""
-    top, bottom = _equally_long(top, bottom, 3, "times")
+    top, bottom = _equally_long(top, bottom, 3)
     return bootstrap(
-        lambda chosen: np.median(top[chosen], axis=-1) / np.median(bottom[chosen], axis=-1), len(top), resamples, seed
+        lambda rows: np.median(top[rows], axis=-1) / np.median(bottom[rows], axis=-1), len(top), resamples, seed
     )
 
 
-def _equally_long(top: ArrayLike, bottom: ArrayLike, least: int, of: str) -> tuple[Array, Array]:
+def _equally_long(top: ArrayLike, bottom: ArrayLike, least: int) -> tuple[Array, Array]:
     top, bottom = np.asarray(top, dtype=np.float64), np.asarray(bottom, dtype=np.float64)
     if top.shape != bottom.shape or top.ndim != 1 or len(top) < least:
-        raise ValueError(
-            f"need two equally long rows of at least {least} {of}, got shapes {top.shape} and {bottom.shape}"
-        )
+        raise ValueError(f"{top.shape} and {bottom.shape} numbers; need two equally long rows of at least {least}")
     return top, bottom
 
 
-def over_rows(
-    statistic: Callable[[Indices], float], rows: int, level: float = 0.95, resamples: int = 1000, seed: int = 0
-) -> Estimate:
+def over_rows(statistic: Callable[[Indices], float], rows: int, resamples: int = 1000, seed: int = 0) -> Estimate:
     """`statistic` of all rows, with a bootstrap interval over at least 8 rows.
 
     `statistic` maps the indices of the rows to use, with repetitions, to a number, such as a
@@ -132,7 +123,7 @@ def over_rows(
     def each(chosen: Indices) -> ArrayLike:
         return statistic(chosen) if chosen.ndim == 1 else [float(statistic(one)) for one in chosen]
 
-    return bootstrap(each, rows, resamples, seed, level)
+    return bootstrap(each, rows, resamples, seed)
 
 
 class Fit(NamedTuple):
@@ -193,8 +184,6 @@ def detectable_total_variation(cells: int, n: int, false_alarm: float, power: fl
     >>> round(detectable_total_variation(cells=10, n=100_000, false_alarm=1e-6), 4)
     0.0134
     """
-    if cells < 2 or n < 1 or not 0 < false_alarm < power < 1:
-        raise ValueError(f"no test has {cells} cells, n = {n}, false alarms {false_alarm} and power {power}")
     threshold = scipy.stats.chi2.isf(false_alarm, cells - 1)
 
     def excess(distance: float) -> float:

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.arguments import require_whole, shown, whole_numbers
+from specnb.arguments import require_whole
 
 # Dtypes in which models compute; weights of other dtypes, such as float8, belong to quantised models
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -49,8 +48,7 @@ def require_supported(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
-            f"{name} is no model of transformers; give one of from_pretrained, of a Pair its target (pair.target), "
-            "and of a PeftModel its merge_and_unload()"
+            f"{name} is no model of transformers; give one of from_pretrained, of a PeftModel its merge_and_unload()"
         )
     if model.training or any(map(_drops, model.modules())):
         raise TypeError(
@@ -64,12 +62,6 @@ def require_supported(model: PreTrainedModel) -> None:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
     if model.get_output_embeddings() is None or "logits_to_keep" not in arguments:
         raise TypeError(f"{name} gives no next-token logits; load it with load_pair or as a ...ForCausalLM")
-    embedded = getattr(model.get_input_embeddings(), "num_embeddings", vocabulary(model))
-    if embedded != vocabulary(model):
-        raise TypeError(
-            f"the configuration of {name} has {vocabulary(model)} tokens, and its embedding {embedded}; "
-            "change both with its resize_token_embeddings()"
-        )
     config = model.config.get_text_config(decoder=True)
     attention = config._attn_implementation
     if attention not in ("eager", "sdpa"):
@@ -145,8 +137,8 @@ class TokenMap:
 
     Examples
     --------
-    >>> from specnb.shapes import Shape, empty_model
-    >>> model = empty_model(Shape(1, 8, 8, 2), vocab=3, context=64, device="cpu", dtype=torch.float32)
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=3, n_embd=8, n_layer=1, n_head=2))
     >>> TokenMap(model, vocab=5, tokens=[4, 0, -1]).logits(torch.tensor([[1.0, 2.0, 3.0]]))
     tensor([[2., -inf, -inf, -inf, 1.]])
     """
@@ -159,7 +151,14 @@ class TokenMap:
             require_whole_head(model)
             of_logits = np.where(np.arange(own) < self.vocab, np.arange(own), -1)
         else:
-            of_logits = _target_tokens(tokens, self.vocab, head_size(model))
+            of_logits = torch.as_tensor(tokens).cpu().numpy()
+            known, logits = of_logits[of_logits >= 0].tolist(), head_size(model)
+            unique = len(set(known)) == len(known)
+            if of_logits.shape != (logits,) or not unique or max(known, default=self.vocab) >= self.vocab:
+                raise ValueError(
+                    f"tokens is {tokens}; it must hold for each of {logits} logits a token of the target, 0 to "
+                    f"{self.vocab - 1} and each once, or -1 for none"
+                )
         every, has_token = np.arange(self.vocab), of_logits >= 0
         number = np.full(self.vocab, -1)  # of the logit of each of the target's tokens
         number[of_logits[has_token]] = np.arange(len(of_logits))[has_token]
@@ -178,22 +177,3 @@ class TokenMap:
         if self.same_logits:
             return logits
         return logits.index_select(-1, self.number).masked_fill(self.missing, float("-inf"))
-
-
-def _target_tokens(tokens: Any, vocab: int, logits: int) -> NDArray[np.int64]:
-    numbers = whole_numbers(tokens)
-    if numbers is None:
-        raise TypeError(
-            f"tokens is {shown(tokens)}; it must be a list of whole numbers, a target's token for each logit"
-        )
-    known = [token for token in numbers if token != -1]
-    if len(numbers) != logits:
-        raise ValueError(f"tokens has {len(numbers)} entries and the model {logits} logits; give the token of each")
-    outside = [token for token in known if not 0 <= token < vocab]
-    if outside:
-        raise ValueError(f"tokens has {outside[0]}; it must hold the target's tokens, 0 to {vocab - 1}, or -1 for none")
-    if not known or len(set(known)) < len(known):
-        advice = ": these look like offsets, as EAGLE-3's d2t has them; give torch.arange(len(d2t)) + d2t"
-        offsets = advice if known and numbers == sorted(known) else ""
-        raise ValueError(f"tokens is {shown(tokens)}; it must hold a token of the target, and each once{offsets}")
-    return np.array(numbers)

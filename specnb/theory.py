@@ -1,4 +1,4 @@
-"""Closed forms of the paper: expected tokens, speed-up and the best gamma (3.1 to 3.5, A.2), and lenience (A.5).
+"""Closed forms of the paper: expected tokens, speed-up and the best gamma (3.1 to 3.5, A.2).
 
 alpha is the acceptance probability, taken as iid; gamma the draft tokens per step; c the time of a
 draft pass in target passes over one token. Arguments broadcast.
@@ -7,10 +7,8 @@ draft pass in target passes over one token. Arguments broadcast.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
@@ -63,20 +61,6 @@ def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
     alpha, gamma = _alpha(alpha)[..., None], int(_gamma(gamma))
     n = np.arange(1, gamma + 1)
     return np.concatenate([(1 - alpha) * alpha ** (n - 1), alpha**gamma], axis=-1)
-
-
-def step_begins(alpha: float, gamma: int, tokens: int) -> Array:
-    """u(k), the probability that a step begins after exactly k tokens, for k = 0 .. tokens - 1.
-
-    u(0) = 1 and u(k) = sum_n P(n) u(k - n), with P of `count_distribution`. The sum of u is the
-    mean number of steps of a sequence.
-    """
-    counts = count_distribution(alpha, gamma)[::-1]
-    u = np.zeros(gamma + 1 + tokens)
-    u[gamma + 1] = 1
-    for k in range(gamma + 2, len(u)):
-        u[k] = counts @ u[k - gamma - 1 : k]
-    return u[gamma + 1 :]
 
 
 def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
@@ -175,27 +159,10 @@ def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | N
 
 def solve_alpha(tokens_per_step: float, gamma: int) -> float:
     """The alpha at which Equation 1 gives `tokens_per_step`."""
-    if gamma < 1:
-        raise ValueError(f"gamma is {gamma}; without drafts every alpha gives one token per step")
-    if not 1 <= tokens_per_step <= gamma + 1:
+    if gamma < 1 or not 1 <= tokens_per_step <= gamma + 1:
         raise ValueError(f"tokens_per_step is {tokens_per_step}; with gamma = {gamma} it lies in [1, {gamma + 1}]")
     low, high = 0.0, 1.0
     for _ in range(60):  # bisection, until both are as good as one number
         middle = (low + high) / 2
         low, high = (middle, high) if expected_tokens(middle, gamma) < tokens_per_step else (low, middle)
     return low
-
-
-def lenient_distribution(
-    p: Float[Any, "*#batch vocab"], q: Float[Any, "*#batch vocab"], lenience: float
-) -> Float[Any, "*#batch vocab"]:
-    """The distribution of the token emitted at a draft token by `specnb.rules.lenient_verification`.
-
-    It is min(q, p/l) + (1 - alpha(l)) residual: p at l = 1, at most max(p, q) and p/l, and at least
-    p (1 - alpha(l)) / (1 - alpha(1)), which can be 0.
-    """
-    from specnb.distributions import residual  # imports torch, without which the closed forms are quick
-
-    accepted = (p / lenience).minimum(q)
-    rejected = (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0)
-    return accepted + rejected * residual(p, q)

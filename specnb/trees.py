@@ -41,9 +41,8 @@ class TokenTree:
         Whether the second entry is the first or one of its ancestors.
     paths : (nodes + 1, depth)
         Nodes from the root to each entry, then -1.
-    by_rank, by_turns, families
-        Nodes grouped by the number of earlier siblings, by that of the node and its ancestors, and
-        by parent.
+    by_rank, by_turns
+        Nodes grouped by the number of earlier siblings, and by that of the node and its ancestors.
 
     Examples
     --------
@@ -62,12 +61,6 @@ class TokenTree:
         for rank, parent in zip(ranks, self.parents, strict=True):
             turns.append(rank + (turns[parent] if parent >= 0 else 0))
         self.by_rank, self.by_turns = self._grouped(ranks), self._grouped(turns)
-        of_family = sorted(set(self.parents))
-        families = self._grouped([of_family.index(parent) for parent in self.parents])
-        self.families = [
-            family._replace(parents=self._index([parent + 1]))
-            for parent, family in zip(of_family, families, strict=True)
-        ]
         if not tables:
             return
         paths: list[list[int]] = [[]]

@@ -1,4 +1,4 @@
-"""What pip installs of the two projects in this folder."""
+"""What pip installs of this project."""
 
 import json
 import shutil
@@ -12,9 +12,7 @@ import yaml
 from script_files import ROOT
 
 EDITABLE = "from setuptools.build_meta import build_editable; print(build_editable('wheel'))"
-IMPORT = (
-    "import site; site.addsitedir('site'); import specnb, specnb_audit; print(specnb.__file__, specnb_audit.__file__)"
-)
+IMPORT = "import site; site.addsitedir('site'); import specnb; print(specnb.__file__)"
 
 WITHOUT_ONEDNN = """
 import torch
@@ -25,23 +23,22 @@ print(len(specnb.Sampler(specnb.load_pair()).generate("a", max_new_tokens=2).tok
 """
 
 
-def test_editable_installs_are_imported_from_the_folder_above(tmp_path: Path) -> None:
+def test_an_editable_install_is_imported_from_the_folder_above(tmp_path: Path) -> None:
     """Git clones into a folder called `specnb`; seen from above, that folder is a package without
     content."""
     checkout = tmp_path / "specnb"
     for name in ("pyproject.toml", "LICENSE", "docs/package.md"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
-    for folder in ("specnb", "audit", "data/pair"):
+    for folder in ("specnb", "data/pair"):
         ignored = shutil.ignore_patterns("*.safetensors", "*.json", "*.egg-info")
         shutil.copytree(ROOT / folder, checkout / folder, ignore=ignored)
     (checkout / "specnb/__init__.py").write_text("")  # imports nothing, so the test is fast
-    for project in (checkout, checkout / "audit"):
-        made = subprocess.run([sys.executable, "-c", EDITABLE], cwd=project, check=True, capture_output=True, text=True)
-        with ZipFile(project / "wheel" / made.stdout.split()[-1]) as wheel:
-            wheel.extractall(tmp_path / "site")
+    made = subprocess.run([sys.executable, "-c", EDITABLE], cwd=checkout, check=True, capture_output=True, text=True)
+    with ZipFile(checkout / "wheel" / made.stdout.split()[-1]) as wheel:
+        wheel.extractall(tmp_path / "site")
     found = subprocess.run([sys.executable, "-ESc", IMPORT], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert found.stdout.split() == [f"{checkout}/specnb/__init__.py", f"{checkout}/audit/specnb_audit/__init__.py"]
+    assert found.stdout.split() == [f"{checkout}/specnb/__init__.py"]
 
 
 def test_conda_users_get_the_same_versions(tmp_path: Path) -> None:

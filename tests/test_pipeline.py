@@ -147,7 +147,6 @@ def test_a_run_is_compared_and_accepted_and_then_nothing_is_left_to_do(project: 
     [
         ("specnb/used.py", "ZERO = 0", "ZERO = 1", BOTH),
         ("data/reference/given.csv", "5", "6", BOTH),
-        ("notebooks/00_first.ipynb", "int = 1", "int = 2", BOTH),
         ("audit/notebooks/01_second.ipynb", "int = 1", "int = 2", BOTH - {"notebook_00"}),
         ("audit/notebooks/01_second.ipynb", "# test", "# other words", set()),
         ("specnb/used.py", "ZERO", "ZERO", set()),  # another time stamp
@@ -209,14 +208,9 @@ def test_a_sweep_gathers_its_runs_and_a_failing_one_stops_no_other(project: Path
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (
-            {"notebooks": {SECOND: {"parameters": {"m": 3}}}},
-            "01_second.ipynb: there is no parameter m, only n",
-        ),
         ({"notebooks": {"02_third": {"parameters": {"n": 3}}}}, "there is no notebooks/02_third.ipynb"),
         ({"notebook": SECOND, "grid": {"m": [3]}}, "01_second.ipynb: there is no parameter m, only n"),
         ({"notebook": SECOND, "grid": {"n": 3}}, "wrong.yml: a sweep has `notebook`, `grid` (lists of values"),
-        ({"notebook": SECOND, "grid": {"n": [3]}, "parameters": {"n": 1}}, "n stands under `grid` and under"),
     ],
 )
 def test_unknown_names_stop_it_at_once(project: Path, given: dict[str, object], says: str) -> None:
@@ -225,24 +219,6 @@ def test_unknown_names_stop_it_at_once(project: Path, given: dict[str, object], 
     ended, output = snakemake(project, *option)
     assert ended != 0
     assert says in output
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        (("n", "2"), ""),
-        (("tex", "a"), "there is no parameter tex (did you mean text?), only n, text. Change the cell tagged"),
-        (("n", "0"), "n = 0 is not allowed: int, what is added, from 1. Change the cell tagged"),
-    ],
-)
-def test_papermill_by_hand_is_told_what_is_wrong(project: Path, given: tuple[str, str], says: str) -> None:
-    """By the cell after the parameters; papermill itself warns of a wrong name, and of no right
-    one."""
-    run = f"papermill {located('notebooks', SECOND)}.ipynb own.ipynb --cwd audit/notebooks -k python3 -p"
-    ended, output = call(project, *run.split(), *given)
-    assert bool(ended) == bool(says), output
-    assert says in output
-    assert ("Passed unknown parameter" in output) == ("no parameter" in says), output
 
 
 def test_a_failing_notebook_leaves_its_outputs_and_what_is_committed(project: Path) -> None:
@@ -257,32 +233,7 @@ def test_a_failing_notebook_leaves_its_outputs_and_what_is_committed(project: Pa
     assert {file: file.read_bytes() for file in results.iterdir()} == committed
 
 
-def test_a_killed_run_leaves_no_lock_and_a_running_one_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`snakemake` is a program here that waits until it is killed, as notebooks make it wait."""
-    program, build = tmp_path / "bin/snakemake", tmp_path / "build"
-    for folder in (program.parent, tmp_path / "workflow"):
-        folder.mkdir()
-    shutil.copy(ROOT / "workflow/pipeline.py", tmp_path / "workflow")
-    program.write_text('#!/bin/sh\necho "$@"\nexec sleep 600\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
-    command: list[Any] = [sys.executable, tmp_path / "workflow/pipeline.py", "all"]
-    for _ in range(2):
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-            try:
-                assert running.stdout is not None
-                assert running.stdout.readline() == "--nolock all\n"
-                second = subprocess.run(command, capture_output=True, text=True, timeout=60)
-            finally:
-                running.kill()
-        assert (second.returncode, second.stdout) == (1, "")
-        assert second.stderr.endswith("wait for it to end\n")
-    assert [file.name for file in build.iterdir()] == ["pipeline.lock"]
-
-
-def test_a_notebook_that_outlives_a_killed_run_keeps_the_lock(project: Path) -> None:
+def test_a_notebook_that_outlives_a_killed_run_keeps_the_lock_and_nothing_else_does(project: Path) -> None:
     started = project / "started"
     code = f"from pathlib import Path\nPath({str(started)!r}).touch()\nimport time\ntime.sleep(600)\n"
     write_notebook(project, SECOND, code)
@@ -300,3 +251,4 @@ def test_a_notebook_that_outlives_a_killed_run_keeps_the_lock(project: Path) -> 
             write_notebook(project, SECOND)
     assert ended == 1
     assert output.endswith("wait for it to end\n")
+    assert call(project, *command, "-n")[0] == 0

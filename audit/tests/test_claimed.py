@@ -53,11 +53,6 @@ def test_filters_are_applied_one_after_the_other(
         assert gap.logit == 0 or gap.mass > 0 or float(claimed_probs(raised, wider)[token]) > 0
 
 
-def test_the_gap_of_greedy_decoding_is_that_to_the_largest_logit() -> None:
-    gaps = [cutoff_gap(LOGITS, Sampling(0), token) for token in range(len(LOGITS))]
-    assert gaps == [(float(LOGITS[0] - logit), 0.0) for logit in LOGITS]
-
-
 def test_a_tie_with_the_most_probable_token_is_kept_at_a_min_p_of_1() -> None:
     assert claimed_probs(torch.tensor([1.0, 1.0, 0.0]), Claimed(min_p=1.0)).tolist() == [0.5, 0.5, 0.0]
 

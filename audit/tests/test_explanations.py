@@ -214,14 +214,12 @@ MODEL.config.update({"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [3]})
         ([([1], [2, 0, 0])], {}, "1 of 1 sequences are padded with the token 0; leave padding out"),
         ([([0, 0, 1], [2]), ([1], [0])], {}, None),  # half of them
         ([([1], [3, 0])], {}, "1 of 1 sequences continue after the end token [3]; give eos if it ends them"),
-        ([([1], [3, 0])], {"eos": 2}, None),
         (
             [([1], [2]), ([1], [2, 2])],
             {},
             "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens",
         ),
         ([([1], [2]), ([1], [2, 2])], {"max_new_tokens": 2}, None),
-        ([([1], [2, 2]), ([1], [2, 2])], {}, None),
         ([([2], [2])], {}, "no prompt begins with the model's begin-of-text token 1; did the model see one?"),
         ([([2], [2]), ([1], [2])], {}, None),
     ],

@@ -55,6 +55,14 @@ def test_rows_have_the_distributions_of_full_runs(
         assert torch.allclose(found, wanted, atol=1e-10)
 
 
+@torch.inference_mode()
+def test_a_draft_with_more_tokens_is_restricted_to_those_of_the_target() -> None:
+    target, draft = llama(4, dtype=torch.float64), llama(6, seed=5, dtype=torch.float64)
+    (row,) = teacher_forced_rows(Models(target, draft=draft), [Completion([3, 1], [2, 3, 0])])
+    logits = draft(input_ids=torch.tensor([[3, 1, 2, 3]]), use_cache=False).logits[0, 1:, :4]
+    torch.testing.assert_close(row.q, torch.softmax(logits, dim=-1), atol=1e-9, rtol=0)
+
+
 def test_functions_are_asked_for_every_prefix() -> None:
     asked = []
 
@@ -106,35 +114,6 @@ def test_a_sequence_beyond_a_longrope_has_the_factors_of_its_whole_length(
     assert torch.allclose(found, torch.cat(whole), atol=1e-9)
     short = model(torch.tensor([[2, 3, 0]])).logits[0, 1:].softmax(-1)
     assert (short - whole[1][:2]).abs().max() > 0.01
-
-
-def lengths(sizes: list[int | None], limit: int, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """How texts of these lengths are grouped, where `limit` tokens fit into a pass."""
-    monkeypatch.setattr(teacher_forcing, "LOGITS", 2 * limit)
-    asked: list[tuple[int, ...]] = []
-    given = [None if size is None else Completion([1], [0] * (size - 1)) for size in sizes]
-    models = Models(lambda prefix: asked.append(prefix) or [0.5, 0.5])
-    groups = list(teacher_forcing._batches(given, models))
-    assert asked == [(1,)]  # the vocabulary is asked for once
-    return [[len(one.prompt) + len(one.tokens) for one in group] for group in groups]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "groups"),
-    [
-        ([5, 5], [[5, 5]]),  # padded to the longest, as many as fit
-        ([5, 5, 1], [[5, 5], [1]]),
-        # What is too long is alone, and forgotten afterwards.
-        ([20, 1, 5, 5, 5], [[20], [1, 5], [5, 5]]),
-        ([1, None, 1, 1], [[1], [1, 1]]),  # no more are ready
-        ([None, 1, None, None, 2], [[1], [2]]),
-        ([9, None, 5, 5], [[9], [5, 5]]),
-    ],
-)
-def test_texts_are_grouped_in_order_up_to_the_limit(
-    sizes: list[int | None], groups: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert lengths(sizes, 10, monkeypatch) == groups
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])

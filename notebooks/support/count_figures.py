@@ -27,11 +27,12 @@ def plot_counts(counts: pd.DataFrame) -> Figure:
         sns.barplot(drawn, x="tokens", y="share", color=COLOURS["measured"], err_kws={"linewidth": 0.9}, ax=axis,
                     **AS_GIVEN)  # fmt: skip
         at = np.arange(len(rows))
-        looks = {"markersize": 14, "markeredgewidth": 1.5, "label": "capped geometric"}
-        axis.plot(at, rows.independent, "_", color=COLOURS["theory"], **looks)
-        axis.legend()
+        axis.hlines(rows.independent, at - 0.4, at + 0.4, COLOURS["theory"], linewidth=1.2, zorder=3)
         axis.set(title=f"Temperature {temperature}: {rows.finding.iloc[0]}", xlabel="tokens of a step")
-        axis.set_ylabel("share of the steps")
+        axis.set_ylabel("fraction of the steps")
+    first = counts.iloc[0]
+    axes[0, 0].annotate("capped geometric", (0.4, first.independent), (4, 0), textcoords="offset points", va="center",
+                        fontsize=7)  # fmt: skip
     return figure
 
 

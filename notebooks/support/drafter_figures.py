@@ -43,7 +43,7 @@ def plot_costs(table: pd.DataFrame) -> Figure:
         axis.set_title(f"temperature {temperature:g}")
     handles = [Line2D([], [], color=colour, marker="o", markersize=4, label=kind) for kind, colour in KINDS.items()]
     figure.legend(handles=handles, ncols=4, loc="outside lower center")
-    figure.suptitle("States of the target give most tokens; extra tokens in its pass are not free on a CPU", fontsize=8)
+    figure.suptitle("An EAGLE-like head gives most tokens; extra tokens in the target's pass are not free", fontsize=8)
     return figure
 
 

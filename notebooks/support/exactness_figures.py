@@ -66,12 +66,14 @@ def plot_convergence(curves: pd.DataFrame, names: Mapping[str, str], exact: Mapp
         axis.errorbar(rows.n, rows["mean TV"], width, color=colours[rule], fmt="o", markersize=3.5, linewidth=0.9)
         if rule in exact:
             axis.hlines(exact[rule], rows.n.min(), rows.n.max(), colours[rule], ":")
-        last = rows.iloc[-1]
-        axis.annotate(names[rule], (last.n, last["mean TV"]), (5, 0), textcoords="offset points", color=colours[rule],
-                      va="center", fontsize=7)  # fmt: skip
+        last, (right, up, side) = rows.iloc[-1], (5, 0, "left") if rule in exact else (-7, -7, "right")
+        axis.annotate(names[rule], (last.n, last["mean TV"]), (right, up), textcoords="offset points", ha=side,
+                      va="center", fontsize=7, color=colours[rule])  # fmt: skip
     middle = chance.iloc[len(chance) // 2]
     axis.annotate("an exact sampler,\nby chance alone", (middle.n, middle["expected of an exact one"]), (-6, -6),
                   textcoords="offset points", ha="right", va="top", fontsize=7)  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlim=(60, 100 * curves.n.max()), title="Wrong rules stop at a distance")
-    axis.set(xlabel="sampled steps", ylabel="total variation to the\ntarget's joint distribution")
+    axis.set(xscale="log", yscale="log", xlim=(60, 2 * curves.n.max()))
+    axis.set(title="Only the exact rule approaches the target")
+    axis.set(xlabel="sampled steps (log scale)", ylabel="total variation from the\ntarget's joint distribution")
+    axis.tick_params(which="minor", length=0)
     return figure

@@ -14,6 +14,7 @@ for each choice:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,9 @@ def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repeti
     """One line per choice of draft width and gamma."""
     pair = load_pair()
     starts = prompts_of(pair, "held-out", prompts, prompt_tokens)
-    costs = measure_costs(pair, lengths=SIZES, draft_lengths=SIZES, repetitions=repetitions)
+    costs, of_draft = (
+        measure_costs(each, lengths=SIZES, repetitions=repetitions) for each in (pair, replace(pair, target=pair.draft))
+    )
     search = partial(beam_search, pair.target, width=WIDTH, max_new_tokens=new_tokens, progress=False)
     # Levels by step of each search.
     made: dict[tuple[int, int], list[Any]] = {choice: [] for choice in CHOICES}
@@ -53,7 +56,7 @@ def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repeti
         # The first search warmed up.
         speed, counted = ratio_of_medians(seconds[:, 0], own), made[u, gamma][1:]
         levels = ratio_of_sums([sum(of) for of in counted], [len(of) for of in counted])
-        predicted = improvement(levels.value, WIDTH, u, gamma, c, costs.verify_cost, costs.draft_cost)
+        predicted = improvement(levels.value, WIDTH, u, gamma, c, costs.verify_cost, of_draft.verify_cost)
         yield (
             {"w": WIDTH, "u": u, "gamma": gamma, "prompts": len(starts)}
             | {"levels_per_step": levels.value, "levels_low": levels.low, "levels_high": levels.high}

@@ -29,13 +29,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.distributions import Sampling
-from specnb.drafters import Drafter, MixtureDrafter, ModelDrafter
+from specnb.distributions import Sampling, one_hot
+from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
+from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter, match_lengths
 from specnb.record import StepRecord
 from specnb.sampler import Hooks, Sampler, slots_for
 from specnb.statistics import Estimate, machine, ratio_of_medians, ratio_of_sums
@@ -48,6 +49,24 @@ from studies.training.training import encode
 TEXTS = ("new", "edited", "repetitive")
 PASSAGE, BEGUN = 96, 32  # tokens of a passage, and of its edited copy in the prompt
 ENTRIES = 8
+
+
+class CountedCopy(ChainDrafter):
+    """What followed the longest matches of the row's newest tokens: the most frequent token, or one
+    sampled in proportion to the counts."""
+
+    def __init__(self, vocab: int, longest: int = 8, shortest: int = 1, proportional: bool = True) -> None:
+        self.vocab, self.longest, self.shortest, self.proportional = vocab, longest, shortest, proportional
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        matched = match_lengths(context.tokens, context.lengths, self.longest)
+        chosen = (matched == matched.amax(dim=1, keepdim=True)) & (matched >= self.shortest)
+        counts = torch.zeros(len(matched), self.vocab, device=matched.device)
+        counts.scatter_add_(1, context.tokens, chosen.float())
+        total = counts.sum(dim=1, keepdim=True)
+        if self.proportional:
+            return counts / total.clamp_min(1)
+        return one_hot(counts.argmax(dim=1), self.vocab).where(total > 0, 0.0)
 
 
 class Entry(NamedTuple):
@@ -78,7 +97,7 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
         "bigram": Entry(partial(NgramDrafter, counted[2]), 4),
         "5-gram": Entry(partial(NgramDrafter, counted[5]), 4),
         "prompt lookup": Entry(lambda _: copy(shortest=2), 6),
-        "prompt lookup, proportional": Entry(lambda _: copy(shortest=2, choose="proportional"), 6),
+        "prompt lookup, proportional": Entry(lambda _: CountedCopy(vocab, shortest=2), 6),
         "draft model": Entry(model, 4),
         "mixture of copy and model": Entry(lambda s: MixtureDrafter(copy(shortest=2), model(s), 0.3), 4),
         "recurrent head": Entry(partial(FeatureDrafter, pair.target, heads["recurrent"]), 4),

@@ -23,7 +23,7 @@ def early_exit(target: PreTrainedModel, layers: int) -> PreTrainedModel:
     evaluates the first layers once more.
 
     >>> import torch
-    >>> from specnb.shapes import Shape, empty_model
+    >>> from studies.speed.synthetic import Shape, empty_model
     >>> target = empty_model(Shape(3, 8, 8, 2), vocab=4, context=64, device="cpu", dtype=torch.float32)
     >>> draft = early_exit(target, 1)
     >>> draft.config.num_hidden_layers, target.config.num_hidden_layers

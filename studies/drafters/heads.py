@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from specnb.distributions import sample
-from specnb.drafters import Context
+from specnb.drafters import Context, Proposal
 from specnb.heads import KINDS, AttentionHead, HeadDrafter, SequentialHead, normalised
 
 
@@ -89,11 +89,12 @@ class FeatureDrafter(HeadDrafter):
     """Draft tokens sampled one after the other from a `RecurrentHead`, which continues the last
     hidden state.
 
-    There is no cache. Raises what `HeadDrafter` does.
+    There is no cache.
     """
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        return self.next_state(context.last_hidden_state, context.newest, context.lengths - 1)
+        state = context.last_hidden_state.to(self.head.scale.dtype)
+        return self.next_state(state, context.newest, context.lengths - 1)
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
         return self.head(state, self.embedding(token))  # type: ignore[no-any-return]
@@ -105,21 +106,13 @@ class ParallelHeadsDrafter(HeadDrafter):
 
     Proposes as many tokens as there are heads, and none after them. The newest token is not read,
     so the first head predicts the token after it from the state that the newest was sampled from.
-    Raises what `HeadDrafter` does.
     """
 
-    def drafted(self, tokens: Tensor, lengths: Tensor, states: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        q = self.first_state(Context(tokens, lengths, states), 0)[:, : uniforms.shape[1]]
-        return sample(q, uniforms[:, : q.shape[1]]), q
+    @torch.no_grad()
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        q = self.first_state(context, 0)[:, : uniforms.shape[1]]
+        return Proposal(sample(q, uniforms[:, : q.shape[1]]), q)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         """The distributions of all heads, `(rows, count, vocab)`."""
-        return self.q(self.head(context.last_hidden_state))
-
-    def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
-        """The same: no head reads the draft tokens."""
-        return state
-
-    def after(self, state: Tensor, position: int) -> Tensor:
-        """q of the draft token at `position`; 0 after the last head."""
-        return state[:, position] if position < state.shape[1] else torch.zeros_like(state[:, 0])
+        return self.q(self.head(context.last_hidden_state.to(self.head.scale.dtype)))

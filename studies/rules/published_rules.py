@@ -39,10 +39,10 @@ class AtEachNode:
 
     def __call__(self, p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
         accept, after = torch.zeros_like(draft_tokens, dtype=p.dtype), p.clone()
-        for _, nodes, parent in tree.families:
-            own = after[..., parent, :].squeeze(-2)
-            chances, left = self.select(own, q[..., nodes, :], draft_tokens[..., nodes])
-            accept[..., nodes], after[..., parent, :] = chances.to(p.dtype), left.unsqueeze(-2).to(p.dtype)
+        for parent in sorted(set(tree.parents)):
+            nodes = [node for node, above in enumerate(tree.parents) if above == parent]
+            chances, left = self.select(after[..., parent + 1, :], q[..., nodes, :], draft_tokens[..., nodes])
+            accept[..., nodes], after[..., parent + 1, :] = chances.to(p.dtype), left.to(p.dtype)
         return Plan(accept, after)
 
     def __repr__(self) -> str:

@@ -15,10 +15,9 @@ import torch
 from specnb.cost import measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
-from specnb.shapes import Shape
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
 from studies.speed.speeds import measure_speeds
-from studies.speed.synthetic import DRAFT, TARGET, synthetic_pair
+from studies.speed.synthetic import DRAFT, TARGET, Shape, synthetic_pair
 from studies.study import Study, columns, conditions
 
 GAMMA = 4

@@ -36,7 +36,7 @@ def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
     pair = PAIRS[name](dtype=torch.bfloat16 if way == "bfloat16" else torch.float32, **made_for)
     compile: Compile = True if compiled else "auto"
     prompts = prompts_of(pair, PROMPTS[name][0], SEQUENCES)
-    found = measure_acceptance(pair.target, {"draft": pair.draft}, prompts, new_tokens=new_tokens, sampling=sampling)
+    found = measure_acceptance(pair, prompts, new_tokens=new_tokens, sampling=sampling)
     beta = found.beta["draft"]
     context, slots = mid_generation(PROMPT_TOKENS, new_tokens, max(gammas))
     meter = CostMeter(pair, context, [gamma + 1 for gamma in gammas], slots=slots, compile=compile)
@@ -45,7 +45,7 @@ def measure(item: str, repetitions: int, new_tokens: int) -> pd.DataFrame:
         between=meter.round,
     )  # fmt: skip
     costs = meter.costs()
-    alpha = columns("alpha", found.alpha("draft"))
+    alpha = columns("alpha", found.alpha())
     return pd.DataFrame(
         {"pair": name} | conditions(pair, compiled) | {"gamma": gamma, "temperature": temperature}
         | alpha | columns("c", costs.cost_ratio)

@@ -115,7 +115,7 @@ def passes(given: Setup, rows: int, way: str, costs: Costs, card: dict[str, floa
         floors = {"reading": reading, "arithmetic": of_one * rows * n}
         yield about | {"model": "target", "n": n, "ms": ms} | columns("cost", cost) | floors
     if given.draft is not None:
-        ms = 1e3 * np.median(costs.draft[:, 0])
+        ms = 1e3 * np.median(costs.draft)
         yield about | {"model": "draft", "n": 1, "ms": ms} | columns("cost", costs.cost_ratio)
 
 

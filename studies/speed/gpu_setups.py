@@ -15,11 +15,10 @@ from specnb.drafters import ModelDrafter, TreeDrafter
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import load_pair
 from specnb.ngram import PromptLookupDrafter
-from specnb.shapes import Shape
 from studies.files import data_file
 from studies.real.smollm2 import model_and_tokenizer, prompts_of
 from studies.speed import pairs
-from studies.speed.synthetic import synthetic_pair
+from studies.speed.synthetic import Shape, synthetic_pair
 
 CUDA = "cuda"
 ALPHA = 0.8  # of pairs with random weights

@@ -20,11 +20,34 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.loading import Pair
-from specnb.shapes import Shape, empty_model
+
+
+class Shape(NamedTuple):
+    layers: int
+    width: int
+    feed_forward: int
+    heads: int
+
+
+def empty_model(shape: Shape, vocab: int, context: int, device: str, dtype: torch.dtype) -> PreTrainedModel:
+    """A model with the initial weights of transformers.
+
+    >>> empty_model(Shape(1, 8, 8, 2), vocab=4, context=16, device="meta", dtype=torch.float32).num_parameters()
+    544
+    """
+    config = GPTNeoXConfig(
+        vocab_size=vocab, num_hidden_layers=shape.layers, hidden_size=shape.width, num_attention_heads=shape.heads,
+        intermediate_size=shape.feed_forward, max_position_embeddings=context, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    with torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    return model.eval()  # type: ignore[no-any-return]
+
 
 TARGET = Shape(12, 768, 3072, 12)  # the paper's GPT-like pair on lm1b: 97M parameters
 DRAFT = Shape(2, 256, 1024, 4)  # and 6M, at a vocabulary of 8k

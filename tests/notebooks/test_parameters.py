@@ -9,7 +9,7 @@ from typing import Any
 import papermill
 import pytest
 
-from notebooks.support.parameters import ENDS, FORM, KINDS, mistakes, names_given, of_notebook, read, unknown
+from notebooks.support.parameters import ENDS, FORM, KINDS, mistakes, names_given, of_notebook, read
 from studies.files import notebooks
 
 NOTEBOOKS = list(notebooks().values())
@@ -63,34 +63,14 @@ def test_what_a_comment_allows(kind: str, end: str, allowed: list[Any], refused:
         assert said == f"it = {value!r} is not allowed: {kind}, what it means, from where, {end}"
 
 
-def test_bounds_are_not_compared_with_values_of_another_type() -> None:
-    known = read("few: int = 1  # of them, from 1 to most\nmost: int = 2  # of them, from 1")
-    assert mistakes(known, {"few": 1, "most": "x"}) == ["most = 'x' is not allowed: int, of them, from 1"]
-    assert mistakes(known, {"few": 0, "most": 0}) == [
-        "few = 0 is not allowed: int, of them, from 1 to most",
-        "most = 0 is not allowed: int, of them, from 1",
-    ]
-
-
-def test_values_may_be_any_literal() -> None:
-    known = read('text: str = """x = 1  # one\n"""  # what is written\nlow: int = -1  # of all, from -2 to 2')
-    assert [(parameter.value, parameter.comment) for parameter in known.values()] == [
-        ("x = 1  # one\n", "what is written"),
-        (-1, "of all, from -2 to 2"),
-    ]
-
-
 @pytest.mark.parametrize(
     "line",
     [
         "gamma = 4  # draft tokens, from 1",
         "gamma: int = 4",
-        'text: str = "x"',
         "gamma: int  # draft tokens, from 1",
         "gamma: list = [4]  # draft tokens, from 1",
         "gamma: int = 4  # draft tokens",
-        "gamma: int = 4  # draft tokens, at least 1",
-        "gamma: float = 0.5  # draft tokens; from 1",
         "print(4)  # draft tokens, from 1",
     ],
 )
@@ -116,11 +96,3 @@ def test_a_line_of_another_form_is_refused(line: str) -> None:
 )
 def test_names_are_those_of_the_last_cell_of_parameters_that_ran(run: list[str], names: list[str]) -> None:
     assert names_given(run, read(CELL)) == names
-
-
-def test_a_name_that_is_not_known_is_told_with_those_that_are_close() -> None:
-    known = ["new_tokens", "his_tokens", "gamma"]
-    assert unknown(["gamma", "tokens", "x"], known) == [
-        "there is no parameter tokens (did you mean new_tokens or his_tokens?), only new_tokens, his_tokens, gamma",
-        "there is no parameter x, only new_tokens, his_tokens, gamma",
-    ]

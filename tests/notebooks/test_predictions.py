@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from notebooks.support.predictions import SETTINGS, pooled, summary, within
+from notebooks.support.predictions import SETTINGS, pooled
 from studies import study
 from studies.files import ROOT
 
@@ -45,14 +45,6 @@ def test_the_ratio_is_measured_over_predicted(rows: pd.DataFrame) -> None:
     found = rows[rows.table == "bench_regimes"].set_index(regimes.index)
     assert found.predicted.to_numpy() == pytest.approx((regimes.tokens_per_step / step).to_numpy())
     assert found.free.to_numpy() == pytest.approx((regimes.tokens_per_step / (step - regimes.v + 1)).to_numpy())
-
-
-def test_the_summary_counts_every_row(rows: pd.DataFrame) -> None:
-    told = summary(rows).set_index("table")
-    assert told.rows["all"] == len(rows) == told.rows.drop("all").sum()
-    assert told.within["all"] == within(rows.ratio).sum() == told.within.drop("all").sum()
-    assert (told.within + told.slower + told.faster == told.rows).all()
-    assert told.worst["all"] in set(rows.ratio)
 
 
 def test_every_table_was_made_by_committed_code() -> None:

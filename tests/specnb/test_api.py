@@ -1,73 +1,30 @@
-"""The public interface: every name has a docstring with an example; the wheels hold every folder of
-the packages."""
+"""The public interface: every name has a docstring with an example; the wheel holds the package and the
+weights."""
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
 import tomllib
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import specnb
 
 PROJECT = Path(specnb.__file__).parents[1]
-# And the folder of its distribution.
-PACKAGES = {"specnb": PROJECT, "specnb_audit": PROJECT / "audit"}
 
 
-def _public(package: str) -> list[str]:
-    """The names that `package` lists or imports, submodules aside."""
-    module = import_module(package)
-    names = [(name, getattr(module, name)) for name in getattr(module, "__all__", vars(module))]
-    return [name for name, value in names if not name.startswith("_") and not isinstance(value, ModuleType)]
-
-
-NAMES = [(package, name) for package in PACKAGES for name in _public(package)]
-
-
-@pytest.mark.parametrize(("package", "name"), NAMES, ids=lambda part: part)
-def test_every_public_name_has_a_docstring_with_an_example(package: str, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in specnb.__all__ if name != "theory"])
+def test_every_public_name_has_a_docstring_with_an_example(name: str) -> None:
     """The example may stand at one of the methods of a class."""
-    value = getattr(import_module(package), name)
+    value = getattr(specnb, name)
     parts = [value] if inspect.isfunction(value) else [value, *vars(value).values()]
     assert inspect.getdoc(value)
     assert any(">>>" in (inspect.getdoc(part) or "") for part in parts)
 
 
-def test_no_package_leads_to_studies_or_notebooks() -> None:
-    """The contract of import-linter sees neither examples nor modules that are imported by a
-    string."""
-    files = [file for package, above in PACKAGES.items() for file in (above / package).rglob("*.py")]
-    leads = re.compile(
-        r"\b(from|import) ((audit_)?studies|notebooks)\b|import_module\(\W*((audit_)?studies|notebooks)\b"
-    )
-    assert not [str(file) for file in files if leads.search(file.read_text(encoding="utf-8"))]
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_wheel_holds_every_folder_of_its_package_and_the_sampler_s_the_weights(package: str) -> None:
-    above = PACKAGES[package]
-    packaged = tomllib.loads((above / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"]
-    folders = {".".join(file.parent.relative_to(above).parts) for file in (above / package).rglob("__init__.py")}
-    pair = {f"specnb._pair.{model}" for model in ("target", "draft") if package == "specnb"}
-    assert set(packaged) == folders | pair
-    assert all((PROJECT / "data/pair" / name.split(".")[-1] / "model.safetensors").exists() for name in pair)
-
-
-INVENTORIES = [file for package, above in PACKAGES.items() for file in (above / package).rglob("__init__.py")]
-
-
-@pytest.mark.parametrize("file", INVENTORIES, ids=lambda file: file.parent.name)
-def test_every_module_that_an_inventory_names_exists(file: Path) -> None:
-    """An inventory is the indented list of a package's docstring: names, then two spaces and what
-    they hold."""
-    listed = re.findall(
-        r"^    (\S+(?:, \S+)*)  ", ast.get_docstring(ast.parse(file.read_text())) or "", flags=re.MULTILINE
-    )
-    names = [name.rstrip("/").removesuffix(".py") for line in listed for name in line.split(", ")]
-    assert not [name for name in names if not any((file.parent / end).exists() for end in (name, f"{name}.py"))]
+def test_the_wheel_holds_the_package_and_the_weights() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    models = ("draft", "target")
+    assert set(project["tool"]["setuptools"]["packages"]) == {"specnb", *(f"specnb._pair.{model}" for model in models)}
+    assert all((PROJECT / "data/pair" / model / "model.safetensors").exists() for model in models)

@@ -25,7 +25,6 @@ def test_of_many_ties_the_first_candidates_are_taken() -> None:
     totals[:, ::3] = 1.0
     parents, tokens, _ = best(totals, 40)
     assert (parents, tokens) == ([0] * 34 + [1] * 6, [*range(0, 100, 3), *range(0, 18, 3)])
-    assert [len(one) for one in best(totals[:1, :3], 9)] == [3, 3, 3], "as many as there are"
 
 
 def test_a_distribution_that_is_not_a_number_is_an_error() -> None:
@@ -68,7 +67,7 @@ def of_transformers(
 @pytest.mark.parametrize("eos", ENDS)
 def test_beams_and_scores_are_those_of_transformers(eos: str, early_stopping: bool | str) -> None:
     penalties = {"llama": 1.0, "gpt2": 0.0, "neox": 2.0, "qwen2": -0.5, "mistral": 1.0}
-    for (name, penalty), width in zip(penalties.items(), (2, 3, 5, 3, 4), strict=True):
+    for (name, penalty), width in zip(penalties.items(), (2, 3, 5, 3, 9), strict=True):  # 9: more than there are tokens
         model = tiny(name)
         asked: dict[str, Any] = {"max_new_tokens": NEW, "length_penalty": penalty, "early_stopping": early_stopping}
         own = beam_search(model, PROMPT, width=width, eos=ENDS[eos], **asked)
@@ -77,7 +76,7 @@ def test_beams_and_scores_are_those_of_transformers(eos: str, early_stopping: bo
         assert own.scores == pytest.approx(scores, abs=FLOAT32 * NEW)
         for gamma in (1, 3):
             made = beam_search(
-                model, PROMPT, near_copy(model, 0.05), width=width, draft_width=5, gamma=gamma, eos=ENDS[eos], **asked
+                model, PROMPT, near_copy(model, 0.05), width=width, draft_width=8, gamma=gamma, eos=ENDS[eos], **asked
             )
             assert made.tokens == own.tokens
             assert made.scores == pytest.approx(own.scores, abs=1e-12)
@@ -111,13 +110,10 @@ def test_the_record_counts_levels_and_forward_passes() -> None:
     alone = beam_search(model, PROMPT, width=3, max_new_tokens=NEW).record
     assert alone.nodes.tolist() == [1] + [3] * (NEW - 1)
     assert alone.levels.tolist() == [1] * NEW
-    assert alone.draft_nodes == [()] * NEW
     perfect = beam_search(model, PROMPT, model, width=3, draft_width=3, gamma=3, max_new_tokens=NEW).record
     assert perfect.levels.tolist() == [4, 4]
     # The root or the three beams, and three levels of three.
     assert perfect.nodes.tolist() == [10, 12]
-    # Two parents of the beams were not drafted from before.
-    assert perfect.draft_nodes == [(1, 3, 3), (5, 3, 3)]
     assert perfect.target_passes == 2
     assert len(perfect.states) == NEW + 1
 
@@ -131,9 +127,8 @@ def test_the_last_positions_can_be_searched() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"width": 0}, {"length_penalty": float("nan")}, {"early_stopping": "always"}, {"gamma": 0},
-        {"width": 9, "draft_width": 9}, {"draft_width": 6, "eos": [4, 1, 4]}, {"eos": 7}, {"max_new_tokens": LIMIT},
-        {"target": llama(VOCAB).train()},
+        {"width": 0}, {"length_penalty": float("nan")}, {"early_stopping": "always"}, {"gamma": 0}, {"eos": 7},
+        {"max_new_tokens": LIMIT}, {"target": llama(VOCAB).train()},
     ],
 )  # fmt: skip
 def test_bad_arguments_are_refused(wrong: dict[str, Any]) -> None:

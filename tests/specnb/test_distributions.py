@@ -4,7 +4,6 @@ the residual."""
 from __future__ import annotations
 
 import math
-from dataclasses import FrozenInstanceError
 from fractions import Fraction
 from itertools import combinations, product
 from typing import Any
@@ -22,18 +21,16 @@ from transformers import GenerationConfig
 from specnb.distributions import (
     Sampling,
     normalise,
-    one_hot,
     overlap,
     residual,
     sample,
     standardise,
     standardise_probs,
     total_variation,
-    unnormalised_residual,
 )
 
 INF, NAN = math.inf, math.nan
-LARGEST = math.nextafter(1.0, 0.0)
+LARGEST, SMALLEST = math.nextafter(1.0, 0.0), torch.finfo(torch.float32).tiny
 
 # Standardisation
 
@@ -99,12 +96,7 @@ def test_standardise_agrees_with_the_slow_reference(row: list[float], sampling: 
         assert torch.equal(have > 0, want > 0)
 
 
-FILTERS: dict[str, Any] = {
-    "temperature": 0.7,
-    "top_k": 6,
-    "top_p": 0.8,
-    "min_p": 0.15,
-}
+FILTERS: dict[str, Any] = {"temperature": 0.7, "top_k": 6, "top_p": 0.8, "min_p": 0.15}
 
 
 @pytest.mark.parametrize("names", [names for n in range(5) for names in combinations(FILTERS, n)], ids="-".join)
@@ -117,25 +109,6 @@ def test_every_combination_of_filters_is_that_of_transformers(names: tuple[str, 
     logits = 2 * torch.randn(50, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     want = torch.softmax(processors(torch.zeros(50, 1, dtype=torch.long), logits.clone()), dim=-1)
     torch.testing.assert_close(standardise(logits, Sampling(**chosen)), want)
-
-
-def distribution_of(*parts: float, **settings: Any) -> list[float]:
-    """The distribution that the settings make of weights, given as logits."""
-    return standardise(torch.tensor(parts, dtype=torch.float64).log(), Sampling(**settings)).tolist()
-
-
-def test_the_nucleus_is_the_smallest_set_that_reaches_the_mass() -> None:
-    # Reached exactly, lower indices first.
-    assert distribution_of(1, 1, 1, 1, top_p=0.5) == [0.5, 0.5, 0, 0]
-    assert distribution_of(1, 1, 1, 1, top_p=math.nextafter(0.5, 1)) == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0])
-    assert distribution_of(1, 1, 4, 2, top_p=1e-9) == [0, 0, 1, 0]
-
-
-@given(rows, samplings, st.integers(-1000, 1000))
-@examples
-def test_adding_a_constant_to_the_logits_changes_nothing(row: list[float], sampling: Sampling, shift: int) -> None:
-    logits = torch.tensor(row, dtype=torch.float32)
-    assert torch.equal(standardise(logits + shift, sampling), standardise(logits, sampling))
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (2, 1, 3), (0,)])
@@ -220,15 +193,6 @@ def test_no_impossible_token_is_sampled_from_a_large_vocabulary(vocab: int, dtyp
         assert (distributions.gather(-1, tokens[:, None]) > 0).all()
 
 
-def test_a_distribution_that_sums_to_less_or_more_is_sampled_in_proportion() -> None:
-    """Sums of float32 probabilities are off by rounding; here by far more, to see what happens."""
-    middles = (torch.arange(300, dtype=torch.float64) + 0.5) / 300
-    for total in (0.3, 0.9999999, 1.0000001, 3.0):
-        probs = total * torch.tensor([1 / 3, 0, 2 / 3, 0], dtype=torch.float64)
-        tokens = sample(probs.expand(300, 4), middles)
-        assert torch.bincount(tokens, minlength=4).tolist() == [100, 0, 200, 0]
-
-
 @given(st.floats(1e-300, 1e300), st.integers(0, 3))
 @examples
 def test_the_largest_uniform_samples_the_last_token_whatever_the_sum(total: float, zeros: int) -> None:
@@ -276,85 +240,32 @@ def test_residual_of_equal_distributions_and_against_nothing_is_p() -> None:
     p = weighted([1, 0, 3])
     assert torch.equal(residual(p, p), p)
     assert torch.equal(residual(p, torch.zeros(3, dtype=torch.float64)), p)
-    # What rounding makes of a distribution, exaggerated.
-    rough = torch.tensor([0.3, 0.0, 0.6], dtype=torch.float64)
-    assert torch.equal(unnormalised_residual(rough, rough), rough)
-    assert residual(rough, rough).tolist() == pytest.approx([1 / 3, 0, 2 / 3])
-
-
-def test_normalise_divides_by_the_sum_of_the_last_axis() -> None:
-    assert normalise(torch.tensor([[1.0, 3.0], [2.0, 2.0]])).tolist() == [[0.25, 0.75], [0.5, 0.5]]
-    assert normalise(torch.zeros(2)).isnan().all()
 
 
 # Settings
 
 
-def test_the_defaults_are_plain_sampling() -> None:
-    assert Sampling() == Sampling(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
-    assert hash(Sampling(0.5, 3, 0.9)) == hash(Sampling(0.5, 3, 0.9))
-    with pytest.raises(FrozenInstanceError):
-        Sampling().temperature = 2.0  # type: ignore[misc]
-    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(standardise(logits), torch.softmax(logits, -1))
-
-
-TEMPERATURES = "it must be 0 (argmax) or positive and finite, from 1.2e-38 to 3.4e+38"
-TOP_KS = "it must be a whole number from 1, or None for no limit"
-TOP_PS = "it must lie in (0, 1], where 1 keeps every token"
-MIN_PS = "it must lie in [0, 1], where 0 keeps every token"
-SMALLEST, LARGEST_FLOAT32 = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-
-
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    "settings",
     [
-        ({"temperature": math.nextafter(SMALLEST, 0)}, TEMPERATURES),
-        ({"temperature": math.nextafter(LARGEST_FLOAT32, INF)}, TEMPERATURES),
-        ({"temperature": -5e-324}, TEMPERATURES),
-        ({"temperature": NAN}, TEMPERATURES),
-        ({"temperature": True}, TEMPERATURES),
-        ({"temperature": "1"}, TEMPERATURES),
-        ({"temperature": 1j}, TEMPERATURES),
-        ({"temperature": 10**400}, TEMPERATURES),
-        ({"top_k": True}, TOP_KS),
-        ({"top_k": 3.0}, TOP_KS),
-        ({"top_k": -3}, TOP_KS),
-        ({"top_k": np.int64(0)}, TOP_KS),
-        ({"top_p": -0.0}, TOP_PS),
-        ({"top_p": math.nextafter(1, 2)}, TOP_PS),
-        ({"top_p": NAN}, TOP_PS),
-        ({"top_p": True}, TOP_PS),
-        ({"top_p": 10**400}, TOP_PS),
-        ({"top_p": "0.5"}, TOP_PS),
-        ({"min_p": -5e-324}, MIN_PS),
-        ({"min_p": math.nextafter(1, 2)}, MIN_PS),
-        ({"min_p": NAN}, MIN_PS),
-        ({"min_p": True}, MIN_PS),
-        ({"min_p": None}, MIN_PS),
+        *({"temperature": value} for value in (math.nextafter(SMALLEST, 0), 1e39, -5e-324, NAN, 10**400)),
+        *({"top_k": value} for value in (0, -3)),
+        *({"top_p": value} for value in (-0.0, math.nextafter(1, 2), NAN)),
+        *({"min_p": value} for value in (-5e-324, math.nextafter(1, 2), NAN)),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_a_setting_out_of_range_is_named_with_what_it_may_be(settings: dict[str, Any], message: str) -> None:
-    ((name, value),) = settings.items()
-    with pytest.raises(ValueError) as error:  # noqa: PT011
+def test_a_setting_out_of_range_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(settings))} is .*; it must"):
         Sampling(**settings)
-    assert str(error.value) == f"{name} is {value!r}; {message}"
 
 
 @pytest.mark.parametrize(
     ("settings", "same"),
     [
-        ({"temperature": 0}, {"temperature": 0.0}),
         ({"temperature": SMALLEST}, {"temperature": 0.0}),
-        ({"temperature": Fraction(1, 2)}, {"temperature": 0.5}),
-        ({"temperature": np.float32(0.5)}, {"temperature": 0.5}),
         ({"top_k": np.int64(1)}, {"temperature": 0.0}),
         ({"top_k": 4}, {}),
-        ({"top_k": 10**9}, {}),
-        ({"top_k": None}, {}),
-        ({"top_p": Fraction(1, 2)}, {"top_p": 0.5}),
-        ({"top_p": 1}, {}),
         ({"top_p": 5e-324}, {"temperature": 0.0}),
         ({"top_p": math.nextafter(1, 0)}, {}),
         ({"min_p": 5e-324}, {}),
@@ -362,17 +273,10 @@ def test_a_setting_out_of_range_is_named_with_what_it_may_be(settings: dict[str,
     ],
     ids=str,
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_settings_at_their_limits_are_taken(settings: dict[str, Any], same: dict[str, Any], dtype: torch.dtype) -> None:
-    logits = torch.tensor([[0.3, 2.0, -1.0, 1.0], [-INF, 0.0, 0.5, 0.25]], dtype=dtype)
+def test_settings_at_their_limits_are_taken(settings: dict[str, Any], same: dict[str, Any]) -> None:
+    logits = torch.tensor([[0.3, 2.0, -1.0, 1.0], [-INF, 0.0, 0.5, 0.25]])
     found, want = standardise(logits, Sampling(**settings)), standardise(logits, Sampling(**same))
     assert torch.allclose(found, want, atol=1e-6, rtol=0)
-    assert found.dtype == dtype
-
-
-def test_the_hottest_distribution_is_uniform_over_what_is_possible() -> None:
-    logits = torch.tensor([1e4, -1e4, -INF, 0.0])
-    assert standardise(logits, Sampling(LARGEST_FLOAT32)).tolist() == pytest.approx([1 / 3, 1 / 3, 0, 1 / 3])
 
 
 def test_a_distribution_is_not_checked_in_place_of_logits() -> None:
@@ -382,34 +286,6 @@ def test_a_distribution_is_not_checked_in_place_of_logits() -> None:
         assert standardise_probs(probs, sampling).isnan().any(-1).tolist() == [True, False]
 
 
-def test_ties_beyond_sixteen_tokens_go_to_the_lowest() -> None:
-    """Torch keeps the order of more than 16 equal numbers in a stable sort only."""
-    logits = torch.zeros(2, 3, 100)
-    logits[..., ::3] = 1.0
-    probs = standardise(logits, Sampling(top_p=0.25))
-    ordered = standardise(logits)
-    share = float(ordered[0, 0, 0])
-    kept = math.ceil(0.25 / share)
-    assert (probs[..., : 3 * kept : 3] > 0).all()
-    assert int((probs > 0).sum()) == 6 * kept
-    assert torch.equal(standardise(logits, Sampling(0)).argmax(-1), torch.zeros(2, 3, dtype=torch.int64))
-
-
-# Values by hand
-
-
-def test_sums_over_the_last_axis_of_broadcast_batches() -> None:
-    p = torch.tensor([[[0.5, 0.5, 0.0]], [[0.25, 0.25, 0.5]]], dtype=torch.float64)  # (2, 1, 3)
-    # (2, 3); the last are equal.
-    q = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5]], dtype=torch.float64)
-    assert overlap(p, q).tolist() == [[0.75, 0.5], [0.75, 1.0]]
-    assert total_variation(p, q).tolist() == [[0.25, 0.5], [0.25, 0.0]]
-    assert unnormalised_residual(p, q).tolist() == [
-        [[0, 0.25, 0], [0.25, 0.25, 0]], [[0, 0, 0.25], [0.25, 0.25, 0.5]]
-    ]  # fmt: skip
-    assert residual(p, q).tolist() == [[[0, 1, 0], [0.5, 0.5, 0]], [[0, 0, 1], [0.25, 0.25, 0.5]]]
-
-
 def test_a_uniform_at_the_edge_of_a_cell_belongs_to_the_next_token() -> None:
     probs = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
     for uniform, token in {0.0: 1, 0.25: 3, 0.75: 4, math.nextafter(0.25, 0): 1, LARGEST: 4}.items():
@@ -417,10 +293,3 @@ def test_a_uniform_at_the_edge_of_a_cell_belongs_to_the_next_token() -> None:
         assert int(found) == token
         assert found.dtype == torch.int64
     assert sample(torch.tensor([[NAN, 0.5, 0.5], [0.5, 0.5, 0.0]]), torch.tensor([0.5, 0.5])).tolist() == [2, 1]
-
-
-def test_one_hot_takes_any_leading_shape() -> None:
-    assert one_hot(torch.tensor(1), 2).tolist() == [0.0, 1.0]
-    assert one_hot(torch.tensor([[2, 0]]), 3, torch.float64).tolist() == [[[0, 0, 1], [1, 0, 0]]]
-    assert one_hot(torch.tensor(1), 2).dtype == torch.float32
-    assert one_hot(torch.tensor(1), 2, torch.float64).dtype == torch.float64

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -58,12 +57,6 @@ def test_the_tree_by_hand() -> None:
     after it."""
     emitted = step_distribution(exact_match, AFTER, lambda _: coin(0.5), (-1, -1), scheme=distinct_children)
     assert emitted == pytest.approx({(0, 0): 0.125, (0, 1): 0.125, (1, 0): 0.75})
-
-
-@pytest.mark.parametrize("rule", [token_verification, lambda *given: token_verification(*given)])
-def test_distributions_in_the_default_dtype_of_torch_are_taken(rule: Rule) -> None:
-    made = step_distribution(rule, lambda _: coin(0.25).float(), lambda _: coin(0.5).float(), gamma=1)
-    assert made == step_distribution(rule, lambda _: coin(0.25), lambda _: coin(0.5), gamma=1)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -157,34 +150,12 @@ def test_no_leak_is_small_enough_to_hide_in_a_cell(lenience: float, kind: str) -
     assert float((completed(emitted, p, 2) - joint_distribution(p, 2)).abs().max()) > 1e-11
 
 
-@pytest.mark.parametrize("most", [1, 40, 10**6])
-def test_the_result_does_not_depend_on_how_many_cells_are_asked_at_once(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafts, asked = draft_trees((-1, 0), Q, independent_children), list[int]()
-
-    def noting(p: Tensor, *rest: Any) -> Outcome:
-        asked.append(len(p))
-        return token_verification(p, *rest)
-
-    monkeypatch.setattr(enumeration, "CELLS", most)
-    emitted = integrated_distribution(noting, drafts, P, (-1, 0), (token_verification,))
-    assert emitted == pytest.approx(step_distribution(token_verification, P, Q, 2), abs=1e-12)
-    assert len(asked) == 3 * {1: 9, 40: len(asked) // 3, 10**6: 1}[most]
-
-
-def test_cells_end_where_edges_differ_by_more_than_rounding() -> None:
-    edges = enumeration._edges(
-        torch.tensor([0.5, 0.5 + 1e-14, -0.5, 1.5, 1e-14, 1 - 1e-14, float("nan"), 0.25]).double()
-    )
-    assert edges.tolist() == [0.0, 0.25, 0.5, 1.0]
-
-
-def test_the_distributions_of_these_tests_depend_on_the_context() -> None:
-    contexts = [(), *product(range(3), repeat=1), *product(range(3), repeat=2)]
-    for one, other in product(contexts, contexts):
-        assert torch.equal(P(one), P(other)) == (one == other)
-    assert TokenTree(chain(2)).is_chain
+def test_the_result_does_not_depend_on_how_many_cells_are_asked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafts, wanted = draft_trees((-1, 0), Q, independent_children), step_distribution(token_verification, P, Q, 2)
+    for cells in (1, 40):
+        monkeypatch.setattr(enumeration, "CELLS", cells)
+        emitted = integrated_distribution(token_verification, drafts, P, (-1, 0), (token_verification,))
+        assert emitted == pytest.approx(wanted, abs=1e-12)
 
 
 @pytest.mark.parametrize("rare", [0, 2])
@@ -215,19 +186,12 @@ def test_a_rare_token_at_an_end_of_the_uniforms_is_found(rare: int) -> None:
     assert off(reported) > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("accepted", "token", "words"),
-    [
-        (2, 0, "accepted from 2 to 2; 0 to 1 can be"),
-        (0, 3, "token from 3 to 3; 0 to 2 can be"),
-        (-1, 0, "accepted from -1 to"),
-    ],
-)
-def test_what_a_rule_cannot_emit_is_refused(accepted: int, token: int, words: str) -> None:
+@pytest.mark.parametrize(("accepted", "token"), [(2, 0), (0, 3), (-1, 0)])
+def test_what_a_rule_cannot_emit_is_refused(accepted: int, token: int) -> None:
     def rule(p: Tensor, *others: Any) -> Outcome:
         return Outcome(*torch.tensor([accepted, token]).expand(len(p), 2).unbind(1))
 
-    with pytest.raises(ValueError, match=f"the rule returned {words}"):
+    with pytest.raises(ValueError, match="the rule returned"):
         step_distribution(rule, P, Q, gamma=1)
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from implementation_distribution import VOCAB
 from safetensors.torch import load_file, save_file
 from tiny import LIMIT, gpt2, llama
 from tokenizers import Tokenizer
@@ -23,8 +22,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from unsupported_models import SIZES, convolving, encoder_decoder, without_positions
 
 from specnb import loading
-from specnb.cache import CachedModel
-from specnb.distributions import Sampling
 from specnb.loading import TRAINED_PAIR, load_model, load_pair
 from specnb.sampler import generate
 from specnb.support import context_limit, require_supported
@@ -68,19 +65,9 @@ def test_a_text_is_encoded_as_its_own_tokenizer_does_and_begins_once(tmp_path: P
     assert pair.encode(template(turns, tokenize=False)) == template(turns)["input_ids"] == [0, 2, 3]
 
 
-def test_the_trained_pair_adds_its_begin_token_itself() -> None:
-    pair = load_pair()
-    begin, *tokens = pair.tokenizer("def area(")["input_ids"]
-    assert begin == pair.tokenizer.bos_token_id
-    assert tokens == pair.tokenizer.encode("def area(", add_special_tokens=False)
-    assert pair.encode("def area(") == pair.encode("<|endoftext|>def area(") == [begin, *tokens]
-
-
-def test_a_model_of_the_hub_is_loaded_from_the_folder_that_it_was_put_in(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_of_the_hub_is_loaded_from_its_folder(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "snapshot_download", lambda name, **_: str(target))
-    assert load_pair("some/model", target).target.config.vocab_size == VOCAB
+    assert load_pair("some/model", target).encode("one") == [0, 1]
 
 
 def test_a_tied_output_layer_may_be_left_out(tmp_path: Path) -> None:
@@ -144,34 +131,6 @@ def test_weights_that_would_be_silently_wrong_are_refused(target: Path, message:
         load_model(target)
 
 
-def test_layers_that_predict_further_tokens_are_left_out(target: Path) -> None:
-    """As GLM's and DeepSeek's checkpoints have them behind the last layer; `eh_proj` marks them."""
-    wanted = load_model(target).state_dict()
-    more = {f"model.layers.2.{name}.weight": torch.ones(8) for name in ("eh_proj", "enorm", "mlp.up_proj")}
-    weighted(lambda weights: weights.update(more))(target)
-    found = load_model(target).state_dict()
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    weighted(lambda weights: weights.pop("model.layers.2.eh_proj.weight"))(target)
-    with pytest.raises(ValueError, match=r"2 unknown to the model: model\.layers\.2\.enorm"):
-        load_model(target)
-
-
-@pytest.mark.parametrize(
-    ("entries", "kind"),
-    [
-        ({"architectures": ["LlamaForCausalLMEagle3"]}, "an EAGLE-3 head"),
-        ({"architectures": ["EagleLlamaForCausalLM"]}, "an EAGLE head"),
-        ({"speculators_model_type": "eagle3"}, r"a draft head in the format of vLLM's speculators \(eagle3\)"),
-        ({"dflash_config": {"block_size": 8}}, "a DFlash drafter"),
-    ],
-)
-def test_a_draft_head_is_named_for_what_it_is(target: Path, entries: dict[str, Any], kind: str) -> None:
-    configured(**entries)(target)
-    with pytest.raises(ValueError, match=f" is {kind}: it drafts from a target's hidden states"):
-        load_model(target)
-
-
 class Trap:
     """Leaves a trace where it is unpickled."""
 
@@ -182,24 +141,11 @@ class Trap:
         return open, (str(self.trace), "w")
 
 
-def pickled(folder: Path, name: str = "pytorch_model.bin") -> None:
+def pickled(folder: Path) -> None:
     """Weights in a format that runs whatever it likes when it is loaded."""
     (folder / "model.safetensors").unlink()
-    with (folder / name).open("wb") as file:
+    with (folder / "pytorch_model.bin").open("wb") as file:
         pickle.dump(Trap(folder / "ran"), file, protocol=2)  # the one of torch
-
-
-def indexed(folder: Path) -> None:
-    """Pickled weights that an index of safetensors names."""
-    pickled(folder)
-    index = {"metadata": {}, "weight_map": dict.fromkeys(llama().state_dict(), "pytorch_model.bin")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def named(folder: Path) -> None:
-    """Pickled weights that the configuration names."""
-    pickled(folder, "adapter_model.bin")
-    configured(transformers_weights="adapter_model.bin")(folder)
 
 
 def with_code(folder: Path) -> None:
@@ -208,63 +154,26 @@ def with_code(folder: Path) -> None:
     configured(model_type="unheard-of", auto_map=auto_map)(folder)
 
 
-@pytest.mark.parametrize("change", [pickled, indexed, named, with_code])
+@pytest.mark.parametrize("change", [pickled, with_code])
 def test_no_code_of_a_folder_is_executed(target: Path, change: Callable[[Path], object]) -> None:
     change(target)
-    with pytest.raises((OSError, ValueError, pickle.UnpicklingError)):
+    with pytest.raises((OSError, ValueError)):
         load_model(target)
     assert not (target / "ran").exists()
 
 
-def test_code_of_a_known_kind_of_model_is_not_executed(target: Path) -> None:
-    with_code(target)
-    configured(model_type="llama")(target)
-    assert type(load_model(target)) is LlamaForCausalLM
-    assert not (target / "ran").exists()
-
-
-@pytest.mark.parametrize("own", [VOCAB + 1, VOCAB + 60])
-def test_embeddings_may_be_padded_to_other_sizes(target: Path, tmp_path: Path, own: int) -> None:
-    padded = saved(tmp_path / "padded", llama(own))
-    for pair in (load_pair(target, padded), load_pair(padded, target)):
-        asked: dict[str, Any] = {"max_new_tokens": 8, "sampling": Sampling(0), "progress": False}
-        made = generate(pair.target, [pair.encode("one two")], pair.draft, gamma=3, **asked)
-        assert made.tokens == generate(pair.target, [[0, 1, 2]], None, **asked).tokens
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((*WORDS, "four"), "differ in 1 tokens, first in 'four': missing in the target's, number 4 in the draft's"),
-        (WORDS[:3], "in 1 tokens, first in 'three': number 3 in the target's, missing in the draft's; choose"),
-        (("begin", "two", "one", "three"), "in 2 tokens, first in 'one': number 1 in the target's, number 2 in the dr"),
-    ],
-)
-def test_tokenizers_that_differ_are_refused_with_the_first_token(
-    target: Path, tmp_path: Path, words: Sequence[str], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("words", [(*WORDS, "four"), WORDS[:3], ("begin", "two", "one", "three")])
+def test_tokenizers_that_differ_are_refused(target: Path, tmp_path: Path, words: Sequence[str]) -> None:
+    with pytest.raises(ValueError, match=r"tokenizers of .* differ in [12] tokens, such as '(four|three|one)'"):
         load_pair(target, saved(tmp_path / "other", llama(5), words=words))
 
 
-def test_a_folder_without_a_tokenizer_takes_the_other_s(target: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_is_not_made_up(target: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     llama(5).save_pretrained(bare)
-    for pair in (load_pair(target, bare), load_pair(bare, target)):
-        assert pair.encode("one three two") == [0, 1, 3, 2]
-    with pytest.raises(FileNotFoundError, match=r"neither '.*bare' nor '.*bare' has a tokenizer; copy tokenizer.json"):
-        load_pair(bare, bare)
-    # One that cannot be read is not taken for none.
-    (target / "tokenizer.json").write_text("{")
-    with pytest.raises(json.JSONDecodeError):
-        load_pair(target, bare)
-
-
-def test_a_target_of_one_s_own_has_no_default_draft(target: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"load_pair\('.*target'\) has no draft; give both, load_pair\(target, draft\)"
-    ):
-        load_pair(target)
+    for folders in ((target, bare), (bare, bare)):
+        with pytest.raises((OSError, ValueError)):
+            load_pair(*folders)
 
 
 # Float64.
@@ -307,24 +216,6 @@ def flash() -> PreTrainedModel:
     return model
 
 
-def resized() -> PreTrainedModel:
-    model = llama()
-    model.config.vocab_size += 1
-    return model
-
-
-def without_dictionaries() -> PreTrainedModel:
-    model = llama()
-    model.config.return_dict = False
-    return model
-
-
-def mixed() -> PreTrainedModel:
-    model = llama()
-    model.lm_head.double()
-    return model
-
-
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "T5ForConditionalGeneration is an encoder-decoder": lambda: encoder_decoder().eval(),
     "BloomForCausalLM takes no position_ids": lambda: without_positions().eval(),
@@ -332,7 +223,6 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
     "LlamaForCausalLM runs flash_attention_2": flash,
     "LlamaForCausalLM is in training mode": lambda: llama().train(),
     "LlamaModel gives no next-token logits": lambda: llama().model,
-    "LlamaForCausalLM has 5 tokens, and its embedding 4": resized,
     "Linear is no model of transformers": lambda: torch.nn.Linear(1, 1),
 }
 
@@ -341,12 +231,6 @@ UNSUPPORTED: dict[str, Callable[[], Any]] = {
 def test_models_that_cannot_be_run_exactly_are_refused_by_name(message: str) -> None:
     with pytest.raises(TypeError, match=message):
         require_supported(UNSUPPORTED[message]())
-
-
-@pytest.mark.parametrize("make", [without_dictionaries, mixed, lambda: llama().to(torch.float8_e4m3fn)])  # type: ignore[arg-type]
-def test_models_that_fail_in_the_loop_are_refused_by_name(make: Callable[[], PreTrainedModel]) -> None:
-    with pytest.raises(TypeError, match="LlamaForCausalLM fails where it gets positions, a mask and a cache"):
-        generate(make(), [[0]], None, max_new_tokens=4)
 
 
 @torch.inference_mode()
@@ -365,6 +249,3 @@ def test_the_context_ends_where_positions_end_or_change_with_the_batch() -> None
     alone = model(input_ids=tokens[:1], position_ids=near[:1]).logits[0]
     with_neighbour = model(input_ids=tokens, position_ids=torch.stack([near[0], near[0] + 5])).logits[0]
     assert (alone - with_neighbour).abs().max() > 1e-3
-    # Drafts may overshoot a model with learned positions; what comes out there is never emitted.
-    beyond = torch.tensor([[LIMIT, LIMIT + 1]])
-    assert CachedModel(gpt2(), LIMIT + 3).run(torch.zeros_like(beyond), beyond, keep=2).shape == (1, 2, VOCAB)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
-import torch
 
-from specnb.record import CompletedRow, StepRecord, merge_rows, now
+from specnb.record import CompletedRow, StepRecord, merge_rows
 
 # Two rows, three steps, two draft tokens a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its
 # first step (3 could have been emitted, 2 were) and has ended. Token 0 is one; -1 is none.
@@ -29,19 +26,11 @@ def test_what_a_record_of_a_chain_says() -> None:
     assert RECORD.tested.astype(int).tolist() == tested, "draft tokens up to the first rejected one"
     accepted = [[[1, 1], [0, 0], [1, 0]], [[1, 1], [1, 0], [0, 0]]]
     assert RECORD.accepted_nodes.astype(int).tolist() == accepted
-    assert (RECORD.seconds, RECORD.parents, RECORD.path) == ({}, None, None)
 
 
 def test_means_count_a_cut_step_with_what_the_rule_accepted() -> None:
     assert RECORD.tokens_per_step == pytest.approx((3 + 1 + 2 + 3) / 4)
     assert RECORD.acceptance_rate == pytest.approx((2 + 0 + 1 + 2) / (2 + 2 + 1 + 2))
-
-
-def test_without_draft_tokens_there_is_no_acceptance_rate() -> None:
-    one = np.ones((1, 3), dtype=np.int64)
-    alone = StepRecord(np.zeros((1, 3, 0), dtype=np.int64), 0 * one, one, one, np.zeros((1, 3, 0)))
-    assert np.isnan(alone.acceptance_rate)
-    assert alone.tokens_per_step == 1
 
 
 def test_in_a_tree_a_node_is_tested_if_its_parent_was_accepted_and_no_sibling_before_it() -> None:
@@ -101,11 +90,3 @@ def test_a_step_is_printed_as_it_went() -> None:
     ]  # fmt: skip
     with pytest.raises(IndexError, match="row 1 made 1 steps, and step 1 is not one of them"):
         RECORD.show(1, 1)
-
-
-def test_the_clock_waits_for_a_gpu_and_for_no_other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[object] = []
-    monkeypatch.setattr(torch.cuda, "synchronize", seen.append)
-    monkeypatch.setattr(time, "perf_counter", lambda: seen.append("read") or 4.5)
-    assert [now(torch.device(device)) for device in ("cuda", "cpu")] == [4.5, 4.5]
-    assert seen == [torch.device("cuda"), "read", "read"]

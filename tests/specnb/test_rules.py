@@ -3,7 +3,6 @@ execution is found."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from itertools import product
 from typing import Any
@@ -149,13 +148,6 @@ def test_the_lenient_greedy_rule_emits_what_its_formula_says(kind: str, lenience
     emitted = step_distribution(lenient_greedy_verification(lenience), p_of, q_of, 1)
     first = completed(emitted, lambda context: one_hot(p_of(context).argmax(), 4, torch.float64), 2).sum(1)
     assert torch.allclose(first, q * passed + best * (q * ~passed).sum(), atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize(("p", "accepted"), [([0.5, 0.3, 0.2], 1), ([0.5, 0.25, 0.25], 0), ([0.5, 0.2, 0.3], 0)])
-def test_greedy_lenience_asks_for_more_than_its_fraction(p: list[float], accepted: int) -> None:
-    """Of the draft token 1 at lenience 1/2."""
-    given = torch.tensor([p, p]), torch.zeros(1, 3), torch.tensor([1]), torch.zeros(1), torch.zeros(())
-    assert lenient_greedy_verification(0.5)(*given).accepted == accepted
 
 
 # Carried out as multiplied
@@ -348,18 +340,12 @@ def test_rules_are_values() -> None:
     assert lenient_verification(0.5) == lenient_verification(0.5) != lenient_verification(0.4)
     assert hash(lenient_greedy_verification(0.5)) == hash(lenient_greedy_verification(0.5))
     assert lenient_verification(0.5) != lenient_greedy_verification(0.5)
-    assert repr(lenient_verification(0.5)) == "lenient_verification(0.5)"
-    assert (token_verification.__name__, repr(exact_match)) == ("token_verification", "exact_match")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("shapes", [((3, 5), (2, 4), 2), ((3, 4), (3, 4), 3), ((3, 4), (2, 4), 3)])
-def test_distributions_that_do_not_go_together_are_named(shapes: tuple[tuple[int, int], tuple[int, int], int]) -> None:
+def test_distributions_that_do_not_go_together_are_refused(
+    shapes: tuple[tuple[int, int], tuple[int, int], int],
+) -> None:
     p, q, gamma = torch.rand(shapes[0]), torch.rand(shapes[1]), shapes[2]
-    with pytest.raises(ValueError, match=re.escape(f"p is {shapes[0]}, q {shapes[1]} and draft_tokens ({gamma},)")):
+    with pytest.raises(ValueError, match="they must be"):
         token_verification(p, q, torch.zeros(gamma, dtype=torch.int64), torch.rand(gamma), torch.rand(()))
-
-
-def test_a_tree_has_its_shape() -> None:
-    p, q, tokens, accept, final = any_case((-1, -1, 0))
-    with pytest.raises(ValueError, match="it must be an earlier node"):
-        token_verification(p, q, tokens, accept, final, (-1, 1, 0))

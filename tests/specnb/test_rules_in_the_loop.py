@@ -1,4 +1,4 @@
-"""Every verification rule in the real loop: the target's joint distribution, and static steps.
+"""Every verification rule in the real loop: the target's joint distribution.
 
 That the comparison finds bugs is shown in audit/tests/test_known_bugs_in_the_loop.py.
 """
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from implementation_distribution import FALSE_ALARMS, PROMPTS
-from rule_checks import Loop, require_a_static_step, require_the_joint_distribution
+from rule_checks import Loop, require_the_joint_distribution
 from tiny import llama, near_copy
 
 from specnb.distributions import Sampling
@@ -45,11 +45,6 @@ LEVEL = FALSE_ALARMS / len(LOOPS)
 @pytest.mark.parametrize("name", LOOPS)
 def test_completions_have_the_target_s_joint_distribution(name: str) -> None:
     require_the_joint_distribution(LOOPS[name], list(LOOPS).index(name), LEVEL)
-
-
-@pytest.mark.parametrize("name", ["traversal", "exact match"])
-def test_a_step_is_static(name: str) -> None:
-    require_a_static_step(LOOPS[name])
 
 
 @pytest.mark.parametrize("rule", [greedy_verification, recursive_rejection, exact_match, traversal_verification])

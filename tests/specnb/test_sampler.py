@@ -33,14 +33,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from tokenizers.processors import TemplateProcessing
-from torch import Tensor, nn
-from transformers import BatchEncoding, LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from torch import Tensor
+from tqdm import tqdm
+from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerFast
 from unsupported_models import convolving, refusing, without_positions
 
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
 from specnb.distributions import Sampling
-from specnb.drafters import Context, ModelDrafter, TreeDrafter
+from specnb.drafters import ModelDrafter, TreeDrafter
 from specnb.ngram import PromptLookupDrafter
 from specnb.record import PARTS
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
@@ -83,7 +84,7 @@ def cut(tokens: list[int], eos: Sequence[int]) -> list[int]:
         {
             "max_new_tokens": st.integers(1, LONGEST),
             "sampling": st.sampled_from([Sampling(), SHARP, Sampling(0.7, top_p=0.8), GREEDY]),
-            "seed": st.integers(0, 2**65),
+            "seed": st.integers(0, 2**64 - 1),
         }
     ),
     eos=st.sets(st.integers(0, VOCAB - 1), max_size=2),
@@ -119,7 +120,7 @@ def test_the_tokens_of_a_prompt_depend_on_the_seed_its_number_and_the_settings(
 
 def test_seeds_numbers_and_rows_have_random_streams_of_their_own() -> None:
     asked: dict[str, Any] = {"max_new_tokens": 13, "progress": False}
-    by_seed = [generate(TARGET, [(0,)] * 8, None, seed=seed, **asked).tokens for seed in (0, 1, 2**64, 2**64 + 1)]
+    by_seed = [generate(TARGET, [(0,)] * 8, None, seed=seed, **asked).tokens for seed in (0, 1, 2**63, 2**64 - 1)]
     numbered = generate(TARGET, [(0,)] * 8, None, numbers=range(8, 16), **asked).tokens
     assert len({str(tokens) for made in (*by_seed, numbered) for tokens in made}) > 36
     moved = generate(TARGET, [(0,)] * 3, None, numbers=[7, 2, 9], batch_size=1, **asked).tokens
@@ -149,44 +150,6 @@ def test_greedy_completions_are_those_of_transformers_up_to_the_last_position(
             asked: dict[str, Any] = {"gamma": gamma, "eos": eos, "sampling": GREEDY, "progress": False}
             made = generate(target, MORE, drafter, max_new_tokens=LONGEST, **asked)
             assert made.tokens == [cut(tokens, eos) for tokens in expected]
-
-
-def test_a_perfect_draft_needs_the_fewest_forward_passes() -> None:
-    """The target as its own draft: everything is accepted, so each step emits gamma + 1 tokens."""
-    record = generate(TARGET, PROMPTS, TARGET, gamma=4, max_new_tokens=10, progress=False).record
-    assert record.target_passes.tolist() == [2, 2, 2]
-    assert record.tokens_per_step == 5
-    assert np.allclose(record.beta[record.tested], 1)
-
-
-def test_a_tree_that_is_a_chain_is_algorithm_1() -> None:
-    class AsTree(TableDrafter):
-        parents = (-1, 0, 1)
-
-    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 10, "seed": 5, "eos": 1, "progress": False}
-    own, tree = (generate(TARGET, PROMPTS * 10, drafter, **asked) for drafter in (chain(), AsTree(table())))
-    assert tree.tokens == own.tokens
-    for field in ("accepted", "token", "emitted", "draft_tokens", "tested"):
-        assert np.array_equal(getattr(tree.record, field), getattr(own.record, field)), field
-    assert np.allclose(tree.record.beta, own.record.beta)
-
-
-class Silent(TableDrafter):
-    """Never has anything to propose."""
-
-    def distribution(self, context: Context, position: int) -> torch.Tensor:
-        return torch.zeros(len(context.lengths), VOCAB)
-
-
-def test_without_a_proposal_a_step_is_a_step_of_the_target() -> None:
-    asked: dict[str, Any] = {"max_new_tokens": 6, "seed": 4, "progress": False}
-    alone = generate(TARGET, PROMPTS, gamma=0, **asked)
-    silent = generate(TARGET, PROMPTS, Silent(table()), gamma=3, **asked)
-    assert silent.tokens == alone.tokens
-    assert (silent.record.draft_tokens == -1).all()
-    assert not silent.record.tested.any()
-    for rule in (None, recursive_rejection):
-        assert generate(TARGET, PROMPTS, TableTreeDrafter(DEEP), gamma=0, rule=rule, **asked).tokens == alone.tokens
 
 
 def test_without_a_draft_it_copies_from_the_text() -> None:
@@ -250,98 +213,68 @@ def test_each_part_of_each_step_is_timed_once(monkeypatch: pytest.MonkeyPatch) -
     assert (untimed.record.seconds, untimed.tokens) == ({}, made.tokens)
 
 
-@pytest.mark.parametrize("draft", [DRAFT, PatchyDrafter(DRAFT)], ids=["a model", "patchy"])
+@pytest.mark.parametrize(
+    "draft", [DRAFT, PatchyDrafter(DRAFT), TableTreeDrafter(DEPTH_2)], ids=["a model", "patchy", "tree"]
+)
 def test_the_p_q_and_r_of_a_trace_decided_and_nothing_else_changes(draft: Any) -> None:
-    """Rows are refilled, and the last steps cut. p is also that of the tokens emitted."""
-    asked: dict[str, Any] = {"gamma": 3, "max_new_tokens": 7, "batch_size": 3, "progress": False}
+    """Rows are refilled, and the last steps cut. p is also that of the tokens emitted. Later siblings in
+    a tree are tested by the residual."""
+    asked: dict[str, Any] = {"max_new_tokens": 7, "batch_size": 3, "progress": False}
     made = generate(TARGET, MORE, draft, **asked, hooks=Hooks(trace=True, keep_probs=True))
     assert made.tokens == generate(TARGET, MORE, draft, **asked).tokens
     record = made.record
     assert record.trace is not None
     assert (np.isnan(record.trace).all(axis=-1) == (record.draft_tokens < 0)).all()
-    p, q, r = (record.trace[..., part][record.tested] for part in range(3))
-    accepted = record.accepted_nodes[record.tested]
+    parents = record.parents or tuple(range(-1, record.gamma - 1))
+    first = np.array([parents.index(parent) == node for node, parent in enumerate(parents)])
+    p, q, r = (record.trace[..., part][record.tested & first] for part in range(3))
+    accepted = record.accepted_nodes[record.tested & first]
     assert ((r < np.minimum(1, p / q)) == accepted).all()
     assert 0 < accepted.sum() < len(accepted)
     assert made.probs is not None
-    for row, (tokens, probs) in enumerate(zip(made.tokens, made.probs, strict=True)):
-        begins = record.emitted[row].cumsum() - record.emitted[row]
-        for step, at in zip(*np.nonzero(record.accepted_nodes[row] & record.active[row][:, None]), strict=True):
-            if at < record.emitted[row, step]:
-                place = begins[step] + at
-                assert record.trace[row, step, at, 0] == float(probs[place, tokens[place]])
-
-
-def test_a_step_of_a_tree_is_traced_and_shown() -> None:
-    made = generate(
-        TARGET, PROMPTS, TableTreeDrafter(DEPTH_2), gamma=len(DEPTH_2), max_new_tokens=8, progress=False,
-        hooks=Hooks(trace=True),
-    )  # fmt: skip
-    record = made.record
-    assert record.trace is not None
-    first = [node for node, parent in enumerate(DEPTH_2) if parent not in DEPTH_2[:node]]
-    tested = record.tested[..., first]
-    p, q, r = (record.trace[..., first, part][tested] for part in range(3))
-    assert ((r < p / q) == record.accepted_nodes[..., first][tested]).all(), "the residual tests later siblings"
     for row, step in zip(*np.nonzero(record.active), strict=True):
+        begin, emitted = record.emitted[row, :step].sum(), record.emitted[row, step]
+        for place, node in enumerate(np.flatnonzero(record.accepted_nodes[row, step])[:emitted], begin):
+            probs, token = made.probs[row][place], made.tokens[row][place]
+            assert record.trace[row, step, node, 0] == float(probs[token])
         shown = made.show(row, step)
         assert shown.count("  accepted\n") == record.accepted[row, step]
-        assert (f"{record.token[row, step]}: bonus" in shown) == (f"{record.token[row, step]}: recovered" not in shown)
+        final = record.token[row, step]
+        assert (f"{final}: bonus" in shown) == (f"{final}: recovered" not in shown)
 
 
-def test_a_step_is_shown_with_texts_and_without_a_trace() -> None:
-    made = generate(TARGET, [[1, 2]], DRAFT, gamma=2, max_new_tokens=4, eos=0, progress=False)
-    for step in range(made.record.target_passes[0]):
-        assert made.show(0, step).startswith(f"position {2 + made.record.emitted[0, :step].sum()}, gamma 2, accepted ")
-        assert "p/q" not in made.show(0, step)
-
-
-class Bar:
-    """Stands for tqdm: what it was made with, and where it was after each move."""
-
-    made: list[Bar]
-
-    def __init__(self, **settings: Any) -> None:
-        self.settings, self.n, self.places = settings, 0, [0]
-        self.made.append(self)
-
-    def __enter__(self) -> Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def update(self, by: int) -> None:
-        self.n += by
-        self.places.append(self.n)
-
-
-@pytest.mark.parametrize("progress", [False, True])
-def test_the_bar_counts_tokens_and_those_that_will_not_come(progress: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bar_counts_tokens_and_those_that_will_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five prompts of 9 tokens in two rows, some of which end early: after each step, all but what
     can still come."""
-    Bar.made = []
+    places: list[float] = []
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def update(self, n: float | None = 1) -> bool | None:
+            super().update(n)
+            places.append(self.n)
+            return None
+
     monkeypatch.setattr("specnb.sampler.tqdm", Bar)
-    made = generate(TARGET, MORE[:5], None, max_new_tokens=9, eos=1, batch_size=2, seed=3, progress=progress)
-    (bar,) = Bar.made
-    assert bar.settings == {"total": 45, "desc": "tokens", "delay": 3, "leave": False, "disable": not progress}
-    assert bar.places == sorted(bar.places)
+    made = generate(TARGET, MORE[:5], None, max_new_tokens=9, eos=1, batch_size=2, seed=3)
+    assert len({len(tokens) for tokens in made.tokens}) > 1
     # The first step gives each of the two rows a token; one that ends takes what it could still
     # have had with it.
-    assert bar.places[1] == sum(9 if len(tokens) == 1 else 1 for tokens in made.tokens[:2])
-    assert bar.n == 45
-    assert len({len(tokens) for tokens in made.tokens}) > 1
+    assert places[0] == sum(9 if len(tokens) == 1 else 1 for tokens in made.tokens[:2])
+    assert places == sorted(places)
+    assert places[-1] == 45
 
 
 # One sampler, several calls.
 
 
+@pytest.mark.parametrize("room", [{"rows": 6, "slots": 32}, {}], ids=["room", "no room"])
 @pytest.mark.parametrize("kind", ["a model", "patchy", "nothing", "deep tree of a model", "attention head"])
-def test_earlier_calls_and_idle_rows_change_no_token(kind: str) -> None:
-    """Calls of all sizes in the batch of the first, which has more rows and slots than any needs."""
+def test_earlier_calls_and_idle_rows_change_no_token(kind: str, room: dict[str, int]) -> None:
+    """Calls of all sizes in the batch of the first, which has more rows and slots than any needs; or each
+    makes room for itself."""
     kinds: dict[str, Any] = {"a model": DRAFT, "patchy": PatchyDrafter(DRAFT), "nothing": None}
     drafter = kinds[kind] if kind in kinds else (CHAINS | TREES)[kind]()
-    sampler = Sampler(TARGET, drafter, compile=False, rows=6, slots=32, progress=False)
+    sampler = Sampler(TARGET, drafter, compile=False, **room, progress=False)
     batches = set()
     for prompts, new, eos, batch_size in (
         (MORE[:4], 9, 1, None), (MORE[3:4], 12, None, None), (MORE, 4, [2, 3], 2), (MORE[:2], LONGEST, 1, None),
@@ -353,14 +286,7 @@ def test_earlier_calls_and_idle_rows_change_no_token(kind: str) -> None:
         assert np.array_equal(made.record.draft_tokens, expected.record.draft_tokens)
         assert made.prompts == [list(prompt) for prompt in prompts]
         batches.add(sampler.batch)
-    assert len(batches) == 1
-
-
-def test_a_sampler_makes_room_for_a_call_that_needs_more() -> None:
-    sampler = Sampler(TARGET, DRAFT, compile=False, progress=False)
-    for prompts, new in ((MORE[3:5], 3), (MORE, 3), (PROMPTS, LONGEST)):
-        expected = generate(TARGET, prompts, DRAFT, max_new_tokens=new, progress=False)
-        assert sampler.generate(prompts, max_new_tokens=new).tokens == expected.tokens
+    assert (len(batches) == 1) == bool(room)
 
 
 @pytest.mark.minutes
@@ -429,75 +355,6 @@ def test_what_failed_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):
         sampler.generate(PROMPTS, max_new_tokens=9)
     assert sorted(compared) == [[0], [2, 0, 1, 3]]
-
-
-# The user's models.
-
-
-@pytest.fixture
-def packing_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specnb.fast.least_seconds", lambda *ways: [1.0, 0.5])
-
-
-def packable() -> Any:
-    """A model with weights that are large enough to be packed."""
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, num_hidden_layers=1, **sizes)).eval()
-
-
-def looked_at(model: PreTrainedModel) -> dict[str, Any]:
-    """What each module of `model` is and has, and its configuration."""
-    own = {name: (type(module), vars(module).keys(), module.forward) for name, module in model.named_modules()}
-    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
-    return own | {
-        "configuration": model.config.to_dict(),
-        "attention": model.config._attn_implementation,
-        "hooks": hooks,
-    }
-
-
-@pytest.mark.parametrize("compile", [False, "auto", True])
-@pytest.mark.usefixtures("packing_wins")
-def test_the_models_stay_as_they_are(compile: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specnb.fast.compiled", lambda function: function)
-    models = packable(), packable()
-    before = [looked_at(model) for model in models]
-    weights = [{name: weight.clone() for name, weight in model.state_dict().items()} for model in models]
-    sampler = Sampler(*models, compile=compile, progress=False)
-    sampler.generate(PROMPTS, max_new_tokens=5)
-    assert [looked_at(model) for model in models] == before
-    for model, own in zip(models, weights, strict=True):
-        assert model.state_dict().keys() == own.keys()
-        assert all(torch.equal(weight, own[name]) for name, weight in model.state_dict().items())
-    assert bool(sampler.private.packed) == (compile is not False and torch.backends.mkldnn.is_available())
-
-
-def test_a_change_of_weights_is_used_or_refused() -> None:
-    target, draft = llama(), llama(seed=2)
-    samplers = [Sampler(target, one, compile=False, progress=False) for one in (draft, None)]
-    before = [sampler.generate(PROMPTS, max_new_tokens=9).tokens for sampler in samplers]
-    target.lm_head.weight.data.neg_()
-    for sampler, one, earlier in zip(samplers, (draft, None), before, strict=True):
-        made = sampler.generate(PROMPTS, max_new_tokens=9).tokens
-        assert made == generate(target, PROMPTS, one, max_new_tokens=9, progress=False).tokens != earlier
-    for model, refusing_ones in ((draft, samplers[:1]), (target, samplers)):
-        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
-        for sampler in refusing_ones:
-            with pytest.raises(RuntimeError, match="make another one"):
-                sampler.generate(PROMPTS, max_new_tokens=9)
-
-
-@pytest.mark.usefixtures("packing_wins")
-def test_a_change_of_weights_that_were_copied_is_refused() -> None:
-    target = packable()
-    sampler = Sampler(target, None, progress=False)
-    sampler.generate([[1]], max_new_tokens=2)
-    if not sampler.private.packed:
-        pytest.skip("nothing is packed here")
-    target.model.layers[0].mlp.up_proj.weight.data[5, 7] += 1
-    with pytest.raises(RuntimeError, match="make another one"):
-        sampler.generate([[1]], max_new_tokens=2)
 
 
 # Prompts and end tokens as users give them.
@@ -593,27 +450,19 @@ class Restarting(ModelDrafter):
 FOR_INDEPENDENT = PlannedRule(recursive_rejection.plan, schemes=(independent_children,))
 
 
-class Deep(TableDrafter):
-    hidden_layers = (7,)
-
-
 def short_draft() -> Any:
     model = refusing(gpt2())
     model.config.n_positions = 8
     return model
 
 
-def on_meta() -> Any:
-    return llama().to("meta")  # type: ignore[arg-type]
-
-
+META: Any = llama().to("meta")  # type: ignore[arg-type]
 RUNNING, DRAFTING = refusing(llama()), refusing(llama(seed=2))
 DISTINCT = TreeDrafter(DRAFTING, TWO_DRAFTS, scheme=distinct_children)
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompts": []}, "prompts"),
     ({"prompts": [[1], []]}, "prompt 1"),
     ({"prompts": [[0], [1, VOCAB]]}, "prompt 1"),
-    ({"prompts": 3}, "prompts"),
     ({"prompts": torch.tensor(3)}, "prompts"),
     ({"prompts": {"text": "hello"}}, "prompts"),
     ({"prompts": [[0], [0.5]]}, "prompt 1"),
@@ -621,30 +470,25 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompts": {"input_ids": [[1, 2]], "attention_mask": [[1]]}}, "attention_mask"),
     ({"prompts": {"input_ids": [[1, 2]], "attention_mask": [[2, 1]]}}, "attention_mask"),
     ({"eos": VOCAB}, "eos"),
-    ({"eos": [0.5]}, "eos"),
     ({"gamma": -1}, "gamma"),
     ({"max_new_tokens": 0}, "max_new_tokens"),
     ({"seed": -1}, "seed"),
     ({"batch_size": 0}, "batch_size"),
     ({"numbers": [0, 1]}, "2 numbers"),
     ({"sampling": 0.7}, "sampling"),
-    ({"sampling": 0.7, "draft": None}, "sampling"),
     ({"compile": "fast"}, "compile"),
     ({"compile": "graph"}, "CUDA"),
     ({"max_new_tokens": LIMIT - 3}, "positions"),
     ({"draft": short_draft(), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
-    ({"draft": ModelDrafter(short_draft(), SHARP), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
     ({"target": "gpt2"}, "no model"),
     ({"target": refusing(convolving())}, "LinearAttentionLayer"),
-    ({"target": on_meta(), "draft": None}, "meta"),
-    ({"draft": on_meta()}, "meta"),
+    ({"target": META, "draft": None}, "meta"),
     ({"draft": ModelDrafter(llama(VOCAB + 3))}, "4 tokens"),
     ({"draft": TableDrafter(table()[:, :3])}, "4 tokens"),
     ({"draft": refusing(without_positions())}, "position_ids"),
     ({"draft": "gpt2"}, "draft"),
     ({"draft": Bare()}, "draft"),
     ({"draft": TableDrafter}, "draft"),
-    ({"draft": Deep(table())}, "hidden layers"),
     ({"draft": Restarting(DRAFTING), "batch_size": 2}, "restart"),
     ({"draft": TableTreeDrafter(TWO_DRAFTS), "gamma": 4}, "gamma"),
     ({"draft": TableTreeDrafter((1, -1))}, "parent"),
@@ -662,17 +506,13 @@ def test_bad_arguments_are_refused_before_any_model_runs(wrong: dict[str, Any], 
 @pytest.mark.parametrize(
     "given",
     [
-        {"prompts": (np.array([1, 2, 0], dtype=np.uint8), [torch.tensor(3), np.int64(0)])},
-        {"prompts": [torch.tensor([1, 2, 0], dtype=torch.int32), range(3, -1, -3)]},
-        *({"eos": eos} for eos in (2, np.int64(2), torch.tensor(2), {2}, (2, 2), torch.tensor([2]))),
+        {"prompts": (np.array([1, 2, 0], dtype=np.uint8), [torch.tensor(3), np.int64(0)]), "eos": torch.tensor([2])},
         # Four times gamma would not fit in eight bits.
-        {"gamma": np.int8(32), "seed": np.uint8(200)},
-        {"max_new_tokens": np.int32(5), "batch_size": torch.tensor(1)},
+        {"gamma": np.int8(32), "seed": np.uint8(200), "max_new_tokens": np.int32(5), "batch_size": torch.tensor(1)},
     ],
-    ids=str,
 )
 def test_whole_numbers_of_any_type_are_numbers(given: dict[str, Any]) -> None:
-    asked: dict[str, Any] = {"prompts": [[1, 2, 0], [3, 0]], "gamma": 32, "max_new_tokens": 5, "eos": [2], "seed": 200}
+    asked: dict[str, Any] = {"prompts": [[1, 2, 0], [3, 0]], "gamma": 32, "max_new_tokens": 5, "eos": 2, "seed": 200}
     plain = generate(llama(), draft=llama(seed=2), progress=False, **asked)
     assert generate(llama(), draft=llama(seed=2), progress=False, **(asked | given)).tokens == plain.tokens
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import doctest
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -24,21 +23,10 @@ import specnb
 MODULES = [f"specnb.{name}" for name in ("distributions", "trees", "rules")]
 
 
-def not_registered(*_: Any, **__: Any) -> Callable[[Any], Any]:
-    """In place of `torch.library.custom_op`: there is one operation of a name, that of the other tests."""
-
-    def function_itself(function: Any) -> Any:
-        function.register_fake = function.register_kernel = lambda *_: lambda kernel: kernel
-        return function
-
-    return function_itself
-
-
 @pytest.fixture(scope="module")
 def checked() -> Iterator[dict[str, ModuleType]]:
     """The modules, with every call checked."""
-    custom_op = patch.object(torch.library, "custom_op", not_registered)
-    with patch.dict(sys.modules), patch.dict(vars(specnb)), custom_op:
+    with patch.dict(sys.modules), patch.dict(vars(specnb)):
         for name in MODULES:
             del sys.modules[name]
         with install_import_hook(MODULES, "shape_checks.check"):

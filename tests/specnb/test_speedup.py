@@ -4,7 +4,6 @@ that measured costs recommend, 0 where none helps."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from tiny import llama, near_copy, roomy_pair, without_tokenizer
 
 from specnb import PromptLookupDrafter, Sampler, Sampling, generate, measure_speedup, speedup
-from specnb.acceptance import Acceptance
 from specnb.cost import Costs
 from specnb.speedup import predicted_speedup, recommend_gamma
 from specnb.statistics import Estimate
@@ -38,28 +36,29 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
     monkeypatch.setattr(speedup, "Sampler", Counted)
     monkeypatch.setattr(speedup, "now", lambda device: float(sum(number for _, number in calls)))
-    costs = Costs(np.full((3, 1), 0.5), np.ones((3, 12)) * [1, *[1.5] * 11], lengths=tuple(range(1, 13)))
+    costs = Costs(np.full(3, 0.5), np.ones((3, 12)) * [1, *[1.5] * 11], lengths=tuple(range(1, 13)))
     monkeypatch.setattr(speedup, "measure_costs", lambda pair, lengths, **_: costs)
     return calls
 
 
 def test_it_is_the_time_per_token_of_plain_decoding_over_that_of_speculation(passes: list[tuple[int, int]]) -> None:
-    found = measure_speedup(PAIR, PROMPTS, gamma=3, rounds=2, **ASKED)
-    made = [generate(TARGET, [prompt], PAIR.draft, gamma=3, **ASKED).record for prompt in PROMPTS]
+    asked: dict[str, Any] = ASKED | {"sampling": Sampling(0), "eos": 1, "seed": 3}
+    found = measure_speedup(PAIR, PROMPTS, gamma=3, rounds=2, **asked)
+    generations = [generate(TARGET, [prompt], PAIR.draft, gamma=3, **asked) for prompt in PROMPTS]
+    made, n = [one.record for one in generations], np.array([len(one.tokens[0]) for one in generations])
     steps = np.array([record.target_passes[0] for record in made])
-    assert found.tokens.tolist() == [[8, 8]] * 4
-    assert found.seconds.tolist() == [[8, n] for n in steps]
-    assert np.isclose(found.speedup.value, 1 / (steps / 8).mean())
+    assert (found.tokens == n[:, None]).all()
+    assert (found.seconds == np.stack([n, steps], axis=1)).all()
+    assert np.isclose(found.speedup.value, 1 / (steps / n).mean())
     assert found.speedup.low <= found.speedup.value <= found.speedup.high
     assert found.speedup.n == 4
-    assert np.allclose(found.tokens_per_second, (1.0, 8 * 4 / steps.sum()))
+    assert np.allclose(found.tokens_per_second, (1.0, n.sum() / steps.sum()))
     assert [sum(row == prompt for row, _ in passes) for prompt in range(4)] == [2 * 3] * 4
     accepted = np.concatenate([record.accepted[0] for record in made])
     assert np.isclose(found.tokens_per_step, accepted.mean() + 1)
     assert found.parts == {"drafting": 1.5, "verification": 1.5}
     assert found.predicted is not None
     assert np.isclose(found.predicted, found.tokens_per_step / 3)
-    assert f"speculative  {found.tokens_per_second[1]:8.1f} tokens/s, {found.tokens_per_step:.2f} tokens" in str(found)
     assert "drafting 1.50, verification 1.50 plain passes" in str(found)
 
 
@@ -74,12 +73,6 @@ def test_of_a_pair_auto_is_its_draft_model_and_of_a_model_copies(passes: list[tu
     plain = measure_speedup(PAIR, PROMPTS, None, **common)
     assert (plain.speedup.value, plain.tokens_per_step, plain.predicted) == (1.0, 1.0, None)
     assert "predicted" not in str(plain)
-
-
-def test_the_end_of_a_sequence_and_the_sampling_are_those_of_generate(passes: list[tuple[int, int]]) -> None:
-    found = measure_speedup(PAIR, PROMPTS, gamma=2, sampling=Sampling(0), eos=1, rounds=1, seed=3, **ASKED)
-    made = generate(TARGET, PROMPTS, None, sampling=Sampling(0), eos=1, seed=3, **ASKED)
-    assert found.tokens.T.tolist() == [list(map(len, made.tokens))] * 2
 
 
 @pytest.mark.parametrize("wrong", [{"prompts": PROMPTS[:2]}, {"rounds": 0}])
@@ -97,7 +90,6 @@ def test_a_head_has_no_prediction() -> None:
 
     found = measure_speedup(TARGET, PROMPTS, OfStates(5), gamma=2, rounds=1, **ASKED)
     assert found.predicted is None
-    assert "tokens/s" in str(found)
 
 
 # A recommended gamma.
@@ -106,7 +98,7 @@ def test_a_head_has_no_prediction() -> None:
 def costs(c: float, verify: Callable[[int], float]) -> Costs:
     """Times without noise; a target forward pass over n tokens takes verify(n)."""
     lengths = tuple(range(1, 10))
-    return Costs(np.full((5, 1), c), np.tile([float(verify(n)) for n in lengths], (5, 1)), lengths)
+    return Costs(np.full(5, c), np.tile([float(verify(n)) for n in lengths], (5, 1)), lengths)
 
 
 @pytest.mark.parametrize("alpha", [0.7, 1.0])
@@ -121,13 +113,6 @@ def test_without_noise_the_prediction_is_the_theorem(alpha: float, slope: float)
         made = predicted_speedup(beta, costs(0.1, verify), gamma)
         assert made[:3] == pytest.approx([float(walltime_improvement(alpha, gamma, 0.1, verify))] * 3)
         assert made.n == 80
-
-
-def test_the_interval_covers_rows_that_differ() -> None:
-    beta = np.random.default_rng(0).uniform(0.4, 0.9, size=(40, 1)).repeat(20, axis=1)
-    made = predicted_speedup(beta, costs(0.1, lambda n: 1), 4)
-    assert made.low < made.value < made.high
-    assert 0.05 < made.high - made.low < 1
 
 
 @pytest.mark.parametrize("c", [0.05, 5.0])
@@ -146,18 +131,8 @@ def test_a_gamma_is_recommended_only_if_its_whole_interval_is_above_1(
     low: float, gamma: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of three gammas the last is predicted to be the fastest, 1.2 times plain decoding."""
-    beta = np.full((8, 4), 0.5)
-    overlaps = Acceptance([], beta, {"draft": beta}, {"draft": beta})
-    monkeypatch.setattr(speedup, "measure_acceptance", lambda *_, **__: overlaps)
     monkeypatch.setattr(speedup, "measure_costs", lambda *_, **__: None)
     monkeypatch.setattr(
         speedup, "predicted_speedup", lambda beta, costs, gamma, seed: Estimate(0.9 + gamma / 10, low, 1.5, beta.size)
     )
-    pair: Any = SimpleNamespace(target=None, draft=None)
-    assert recommend_gamma(pair, [[1]] * 8, largest=3).gamma == gamma
-
-
-def test_too_few_rows_and_lengths_that_were_not_measured_are_refused() -> None:
-    for rows, gamma in ((7, 4), (8, 10)):
-        with pytest.raises(ValueError, match=r"too few|not in tuple"):
-            predicted_speedup(np.full((rows, 3), 0.5), costs(0.1, lambda n: 1), gamma)
+    assert recommend_gamma(TARGET, PROMPTS * 2, PAIR.draft, largest=3, new_tokens=4).gamma == gamma

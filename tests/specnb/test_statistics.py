@@ -4,13 +4,13 @@ they say; and jobs that are timed in turn."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from specnb import statistics
 from specnb.statistics import (
     Estimate,
     Job,
@@ -52,22 +52,6 @@ def test_p_values_of_exact_samples_are_uniform(n: int) -> None:
         assert fraction_within(int((p_values < rate).sum()), samples, 0.8 * rate, 1.2 * rate)
 
 
-def test_false_alarms_at_one_in_a_million_are_as_rare_as_the_docstring_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cells, one of which expects just enough: the exact chance of an alarm, summed over all
-    counts."""
-
-    def exact_rate(expected: float) -> float:
-        monkeypatch.setattr(statistics, "MIN_EXPECTED", expected)
-        n = 100_000
-        probs = np.array([expected / n, 1 - expected / n])
-        counts = np.arange(150)
-        alarms = [goodness_of_fit([count, n - count], probs).p_value < 1e-6 for count in counts]
-        return float(stats.binom.pmf(counts, n, probs[0])[alarms].sum())
-
-    assert f"{exact_rate(statistics.MIN_EXPECTED):.0e}" == "7e-06"
-    assert f"{exact_rate(5.0):.0e}" == "7e-05"
-
-
 def test_the_statistic_is_pearsons() -> None:
     counts, probs = [[130, 70], [90, 110]], [[0.25, 0.25], [0.25, 0.25]]
     fit, want = goodness_of_fit(counts, probs), stats.chisquare([130, 70, 90, 110])
@@ -78,14 +62,11 @@ def test_the_statistic_is_pearsons() -> None:
 def test_cells_are_joined_from_the_rarest_on_until_they_expect_enough() -> None:
     expected = np.array([400.0, 20, 30, 4, 9])  # 4 + 9 + 20 | 30 | 400
     fit = goodness_of_fit([380, 30, 40, 4, 9], expected / 463)
-    cells = np.array([[43, 33], [40, 30], [380, 400]])
-    assert fit.statistic == pytest.approx(((cells[:, 0] - cells[:, 1]) ** 2 / cells[:, 1]).sum())
-    assert fit.p_value == pytest.approx(stats.chi2.sf(fit.statistic, 2))
+    assert fit[:2] == pytest.approx(tuple(stats.chisquare([43, 40, 380], [33, 30, 400])))
     left_over = goodness_of_fit([12, 20, 20, 20, 28], np.full(5, 0.2))  # 20 + 20 | 20 + 20 + 20
     assert left_over.statistic == pytest.approx(64 / 40 + 64 / 60)
     # One cell is left: too few counts to tell.
     assert goodness_of_fit([12, 0], [0.5, 0.5]).p_value == 1
-    assert goodness_of_fit([600, 399, 1], [0.6, 0.39999, 0.00001]).p_value > 0.5
 
 
 def test_something_impossible_has_p_value_zero() -> None:
@@ -111,21 +92,6 @@ def test_what_is_detectable_is_detected_with_that_power(cells: int, n: int, fals
 # Intervals
 
 
-@pytest.mark.parametrize("n", [30, 400])
-@pytest.mark.parametrize("level", [0.95, 0.8])
-def test_intervals_of_a_proportion_cover(n: int, level: float) -> None:
-    """Exactly: the chance of each count, summed over those whose interval holds the truth."""
-    intervals = [proportion(k, n, level) for k in range(n + 1)]
-    assert [one.value for one in intervals] == [k / n for k in range(n + 1)]
-    truths = np.linspace(0.05, 0.95, 91)
-    coverage = [
-        sum(stats.binom.pmf(k, n, truth) for k, one in enumerate(intervals) if one.low <= truth <= one.high)
-        for truth in truths
-    ]
-    assert np.mean(coverage) == pytest.approx(level, abs=0.01)
-    assert min(coverage) > level - 0.1
-
-
 def test_intervals_over_rows_cover_although_rows_are_alike_within_themselves() -> None:
     """Each row has its own acceptance; an interval over tokens would take them for independent."""
     generator = np.random.default_rng(0)
@@ -146,12 +112,8 @@ def test_a_ratio_of_sums_weighs_rows_by_their_length_and_is_one_statistic_over_r
     ratio = ratio_of_sums(top, bottom, seed=3)
     assert ratio.value == pytest.approx(38 / 68)
     assert ratio.n == 68
-    assert ratio.low < ratio.value < ratio.high
     general = over_rows(lambda chosen: top[chosen].sum() / bottom[chosen].sum(), 9, resamples=4000, seed=3)
     assert general[:3] == pytest.approx(ratio[:3])
-    assert general.n == 9
-    one, other = np.random.default_rng(0).random((2, 20))
-    assert ratio_of_sums(one, other) == ratio_of_sums(one, other) != ratio_of_sums(one, other, seed=1)
 
 
 def test_what_was_measured_together_is_resampled_together() -> None:
@@ -166,12 +128,10 @@ def test_what_was_measured_together_is_resampled_together() -> None:
 @pytest.mark.parametrize(
     ("estimate", "printed"),
     [
-        (Estimate(0.76, 0.751234, 0.77, 12345), "0.760 [0.751, 0.770] (n = 12,345)"),
         (Estimate(0.6937, 0.5895, 0.7894, 40), "0.69 [0.59, 0.79] (n = 40)"),
         (Estimate(1234.5, 1200, 1280, 9), "1234 [1200, 1280] (n = 9)"),
         (Estimate(0, 0, 0, 960), "0 [0, 0] (n = 960)"),
         (Estimate(float("nan"), float("nan"), float("nan"), 1), "nan [nan, nan] (n = 1)"),
-        (Estimate(1.5, 0.5, float("inf"), 2), "1.5 [0.5, inf] (n = 2)"),
     ],
 )
 def test_an_estimate_has_no_more_digits_than_its_interval_supports(estimate: Estimate, printed: str) -> None:
@@ -186,18 +146,12 @@ def test_errors_of_rounding_are_stated_as_bounds() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: proportion(3, 2),
         lambda: ratio_of_sums([1] * 7, [1] * 7),
         lambda: ratio_of_sums([1] * 9, [1] * 8),
         lambda: ratio_of_medians([1.0, 2.0], [1.0, 2.0]),
         lambda: over_rows(len, 7),
         lambda: goodness_of_fit([1, 2, 3], [0.5, 0.5]),
-        lambda: goodness_of_fit([1, 2], [0.5, 0.6]),
         lambda: goodness_of_fit([1, 2], [0.5, np.nan]),
-        lambda: detectable_total_variation(1, 100, 1e-6),
-        lambda: detectable_total_variation(5, 0, 1e-6),
-        lambda: detectable_total_variation(5, 10, 0),
-        lambda: detectable_total_variation(5, 10, 0.5, power=0.4),
     ],
 )
 def test_what_has_no_answer_is_refused(call: Callable[[], Any]) -> None:
@@ -208,35 +162,15 @@ def test_what_has_no_answer_is_refused(call: Callable[[], Any]) -> None:
 # Timing. No test asserts a time.
 
 
-class Ticks:
-    """A clock that advances by one second for each call of `work`."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.ran: list[str] = []
-
-    def __call__(self) -> float:
-        return self.seconds
-
-    def work(self, name: str) -> None:
-        self.seconds += 1
-        self.ran.append(name)
-
-
 def test_jobs_run_in_random_order_and_what_comes_before_is_not_timed() -> None:
-    clock = Ticks()
-
-    def job(name: str, work: int, times: int) -> Job:
-        before = [lambda: clock.work(f"before {name}")]
-        return Job(lambda: [clock.work(name) for _ in range(work)], before, times)
-
+    """By a clock that advances by one second for each name in `ran`."""
+    ran: list[str] = []
+    jobs = [Job(partial(ran.extend, name), [partial(ran.append, f"before {name}")], times=2) for name in ("a", "bbb")]
     order = np.random.default_rng(0)
     for _ in range(8):
-        assert time_round([job("a", 1, 1), job("b", 3, 2)], clock, order).tolist() == [1.0, 3.0]
-    a, b = ("before a", "a"), ("before b", *["b"] * 6)
-    rounds_run = {tuple(clock.ran[at : at + 9]) for at in range(0, len(clock.ran), 9)}
-    assert len(clock.ran) == 9 * 8
-    assert rounds_run == {a + b, b + a}
+        assert time_round(jobs, lambda: float(len(ran)), order).tolist() == [1.0, 3.0]
+    a, b = ("before a", *"aa"), ("before bbb", *"bbbbbb")
+    assert {tuple(ran[at : at + 10]) for at in range(0, len(ran), 10)} == {a + b, b + a}
 
 
 def test_results_come_back_in_the_order_given() -> None:

@@ -1,199 +1,47 @@
-"""A step can be captured and runs on any device; what it refuses. Which tokens it emits is in
-test_sampler.py.
+"""The parts of a step, what a drafter is told, and what a model, a drafter and a rule may not return.
 
-To be captured, it does nothing on the host, and no shape in it depends on what was sampled.
+Which tokens a step emits is in test_sampler.py, and that it waits for nothing in test_device.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from drafter_kinds import DEPTH_2, TableDrafter, TableTreeDrafter, chain, table
+from drafter_kinds import TableDrafter, chain, table
 from implementation_distribution import PROMPTS, SHARP, VOCAB
-from tape import taped
-from tiny import gpt2, llama, near_copy, neox, qwen2
+from tiny import llama, near_copy
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling, one_hot
-from specnb.drafters import Context, Drafter, ModelDrafter, Proposal, TreeDrafter
+from specnb.drafters import Context, Drafter, Proposal, TreeDrafter
 from specnb.enumeration import step_distribution
 from specnb.fast import Captured
-from specnb.rules import (
-    Outcome,
-    Plan,
-    PlannedRule,
-    Rule,
-    exact_match,
-    greedy_verification,
-    rejection_sampling,
-    token_verification,
-)
-from specnb.sampler import Hooks, Sampler, generate, slots_for
-from specnb.step import Batch, Setup, State
+from specnb.rules import Outcome, Plan, PlannedRule, Rule, token_verification
+from specnb.sampler import Sampler, generate, slots_for
+from specnb.step import Batch, Setup
 
-# A device of which torch knows nothing but that it is another one.
-_setup_privateuseone_for_python_backend("elsewhere")
-
-MAKERS = [llama, gpt2, neox, qwen2]
-RULES = [token_verification, exact_match, rejection_sampling, greedy_verification]
 TARGET = llama(dtype=torch.float64)
-ASKED: dict[str, Any] = {"max_new_tokens": 10, "seed": 4, "progress": False}
 
 
-def batch_of(drafter: Drafter | None, target: PreTrainedModel = TARGET, **asked: Any) -> Batch:
+def batch_of(drafter: Drafter | None) -> Batch:
     """A batch of two draft tokens a step for five tokens after the usual prompts."""
     gamma = 0 if drafter is None else 2
     slots = slots_for(max(map(len, PROMPTS)), 5, gamma)
-    return Batch(Setup(target, drafter, gamma, rows=3, slots=slots, steps=5, eos=1, **asked))
-
-
-def enter_all(batch: Batch) -> None:
-    batch.clear([])
-    batch.enter([0, 1, 2], PROMPTS, batch.uniforms(0, range(3), 5), 5)
-
-
-# A step is static.
-
-
-@contextmanager
-def batch_without_values(make: Callable[..., PreTrainedModel], rule: Rule = token_verification) -> Iterator[Batch]:
-    """A batch on a device that computes nothing, of tensors that have no contents: reading one is
-    an error, and so is an operation on tensors of two devices."""
-    target, drafter = make(), ModelDrafter(make(seed=5, layers=1))
-    with torch.inference_mode(), FakeTensorMode():
-        for module in (*target.modules(), *drafter.private.modules.modules()):
-            tables: Any = (module._parameters, module._buffers)
-            for kept in tables:
-                for name, tensor in kept.items():
-                    if tensor is not None:
-                        kept[name] = torch.empty(tensor.shape, dtype=tensor.dtype, device="elsewhere")
-        batch = batch_of(drafter, target, rule=rule)
-        drafter.allocate(batch.state.tokens.shape[1])
-        yield batch
-
-
-@pytest.mark.parametrize(
-    ("make", "sampling"),
-    [
-        *((make, Sampling()) for make in MAKERS),
-        *((llama, sampling) for sampling in (Sampling(temperature=0), SHARP, Sampling(0.7, top_p=0.8))),
-    ],
-)
-def test_replaying_the_operations_of_one_step_gives_the_whole_completion(
-    make: Callable[..., PreTrainedModel], sampling: Sampling
-) -> None:
-    """What a CUDA graph would do: operations on memory, without Python."""
-    target = make(dtype=torch.float64)
-    tree = TableTreeDrafter(DEPTH_2)
-    drafters: list[tuple[Any, int]] = [(near_copy(target, noise=0.3), 3), (None, 0), (tree, len(DEPTH_2))]
-    for draft, gamma in drafters:
-        asked: dict[str, Any] = {**ASKED, "gamma": gamma, "sampling": sampling, "eos": [2]}
-        plain = generate(target, PROMPTS, draft, **asked)
-        replayed = generate(target, PROMPTS, draft, **asked, hooks=Hooks(batch_class=taped(Batch)))
-        assert replayed.tokens == plain.tokens
-        assert (replayed.record.draft_tokens == plain.record.draft_tokens).all()
-        assert np.allclose(replayed.record.beta, plain.record.beta, rtol=0, atol=1e-12)
-
-
-def test_a_tape_shows_what_a_step_does_on_the_host() -> None:
-    class Counting(State):
-        """Counts its steps in Python, and so uses the same uniforms again when replayed."""
-
-        count = 0
-
-        def prepare_next_step(self) -> None:
-            super().prepare_next_step()
-            self.step_uniforms.copy_(self.uniforms[:, self.count])
-            self.count += 1
-
-    class CountingBatch(Batch):
-        state_class = Counting
-
-    plain, replayed = (
-        generate(TARGET, PROMPTS, near_copy(TARGET, 0.3), gamma=2, **ASKED, hooks=Hooks(batch_class=batch_class))
-        for batch_class in (CountingBatch, taped(CountingBatch))
-    )
-    assert replayed.tokens != plain.tokens
-
-
-@pytest.mark.parametrize(
-    ("make", "rule"), [*((make, RULES[0]) for make in MAKERS), *((llama, rule) for rule in RULES[1:])]
-)
-def test_a_step_runs_on_a_device_without_reading_anything(make: Callable[..., PreTrainedModel], rule: Rule) -> None:
-    with batch_without_values(make, rule) as batch:
-        batch.step()
-        batch.step()
-        assert batch.state.status.device.type == "elsewhere"
-
-
-def waiting(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    return token_verification(p, q, draft_tokens, accept * float(p.max()), final)
-
-
-def elsewhere(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    return token_verification(p, q, draft_tokens, accept + torch.zeros(accept.shape), final)
-
-
-@pytest.mark.parametrize(("rule", "error"), [(waiting, DataDependentOutputException), (elsewhere, RuntimeError)])
-def test_tensors_without_values_show_a_step_that_waits_or_mixes_devices(rule: Rule, error: type[Exception]) -> None:
-    with batch_without_values(llama, rule) as batch, pytest.raises(error):
-        batch.step()
-
-
-def test_a_step_captured_while_warming_up_serves_later_sequences() -> None:
-    """As on a device: captured on a meaningless sequence, replayed on others, with the same
-    caches."""
-
-    class CapturedBatch(taped(Batch)):  # type: ignore[misc]  # a base that is given
-        def __init__(self, setup: Setup) -> None:
-            super().__init__(setup)
-            self.warm_up()
-
-    draft = near_copy(TARGET, noise=0.3)
-    plain = generate(TARGET, PROMPTS, draft, gamma=3, eos=2, **ASKED)
-    captured = generate(TARGET, PROMPTS, draft, gamma=3, eos=2, **ASKED, hooks=Hooks(batch_class=CapturedBatch))
-    assert captured.tokens == plain.tokens
-    assert (captured.record.accepted == plain.record.accepted).all()
-    assert np.allclose(captured.record.beta, plain.record.beta, rtol=0, atol=1e-12)
+    return Batch(Setup(TARGET, drafter, gamma, rows=3, slots=slots, steps=5, eos=1))
 
 
 # The parts of a step.
-
-
-@torch.inference_mode()
-def test_a_step_is_its_graph_unless_its_parts_are_marked() -> None:
-    batch, seen = batch_of(chain()), list[str]()
-
-    def named(name: str, function: Callable[..., Any]) -> Any:
-        return lambda *tensors: seen.append(name) or function(*tensors)
-
-    enter_all(batch)
-    batch.draft, batch.target, batch.rest = (
-        named(name, part) for name, part in (("draft", batch.draft), ("target", batch.target), ("rest", batch.rest))
-    )
-    batch.graph = named("graph", batch.in_parts)
-    batch.step(lambda part: seen.append(f"{part} ended"))
-    assert seen == ["draft", "draft ended", "target", "target ended", "rest"]
-    seen.clear()
-    batch.step()
-    assert seen == ["graph", "draft", "target", "rest"]
-    assert batch.last is not None
-    assert batch.last[1].shape == (3, batch.width + 1, VOCAB)
 
 
 @pytest.mark.parametrize(
     ("capturable", "in_parts", "captured"),
     [
         (None, False, ["graph"]),
-        (None, True, ["target", "rest"]),
         (True, False, ["graph"]),
         (True, True, ["draft", "target", "rest"]),
         (False, False, ["target", "rest"]),
@@ -225,7 +73,8 @@ def test_a_drafter_is_told_which_rows_begin_and_what_became_of_its_tokens() -> N
             told.append((outcome.accepted.tolist(), context.lengths.tolist()))
 
     batch = batch_of(Listening(table()))
-    enter_all(batch)
+    batch.clear([])
+    batch.enter([0, 1, 2], PROMPTS, batch.uniforms(0, range(3), 5), 5)
     lengths = [len(prompt) for prompt in PROMPTS]
     batch.enter([2, 0], [[1], [3, 3]], batch.uniforms(0, [3, 4], 5), 5)
     assert told == [(None, lengths), ([2, 0], [2, lengths[1], 1])]
@@ -292,18 +141,13 @@ def test_a_proposal_that_is_no_distribution_is_reported(
             generate(TARGET, [[1, 2], [0]], Proposing(change, parents), **asked)
 
 
-def test_a_drafter_must_ask_for_hidden_states_and_have_a_propose() -> None:
+def test_a_drafter_must_ask_for_hidden_states() -> None:
     class Careless(TableDrafter):
         def propose(self, context: Context, uniforms: Tensor) -> Proposal:
             return Proposal(uniforms, context.last_hidden_state)
 
-    class Unfinished(Drafter):
-        vocab = VOCAB
-
     with pytest.raises(ValueError, match="hidden_layers"):
         generate(TARGET, PROMPTS, Careless(table()), max_new_tokens=2, progress=False)
-    with pytest.raises(NotImplementedError):
-        generate(TARGET, PROMPTS, Unfinished(), max_new_tokens=2, progress=False)
 
 
 def test_a_proposal_of_a_row_that_has_ended_is_not_checked() -> None:
@@ -427,26 +271,9 @@ def test_nan_names_its_prompt_and_keeps_what_was_finished() -> None:
 # What is no rule.
 
 
-@pytest.mark.parametrize(
-    "returned",
-    [
-        lambda rows: None,
-        lambda rows: (rows, rows),
-        lambda rows: Outcome(rows.float(), rows),
-        lambda rows: Outcome(rows[:, None], rows),
-    ],
-)
-def test_a_rule_that_returns_no_outcome_is_reported(returned: Callable[[Tensor], Any]) -> None:
-    def rule(p: Tensor, *others: Any) -> Any:
-        return returned(torch.zeros(len(p), dtype=torch.int64))
-
-    half = torch.tensor([0.5, 0.5]).double()
-    for carry_out in (
-        lambda: generate(TARGET, [[1]], chain(), gamma=1, rule=rule, max_new_tokens=3, progress=False),
-        lambda: step_distribution(rule, lambda _: half, lambda _: half, gamma=1),
-    ):
-        with pytest.raises(TypeError):
-            carry_out()
+def outcome_of(change: Callable[[Tensor], Any]) -> Rule:
+    """A rule that returns a change of zeros, one for each row."""
+    return lambda p, *others: change(torch.zeros(len(p), dtype=torch.int64))
 
 
 def returning_none(*given: Any) -> Any:
@@ -456,6 +283,10 @@ def returning_none(*given: Any) -> Any:
 @pytest.mark.parametrize(
     "rule",
     [
+        outcome_of(lambda zeros: None),
+        outcome_of(lambda zeros: (zeros, zeros)),
+        outcome_of(lambda zeros: Outcome(zeros.float(), zeros)),
+        outcome_of(lambda zeros: Outcome(zeros[:, None], zeros)),
         lambda p, q, draft_tokens: None,
         lambda p, q, x, u, v, tree: None,
         "token",
@@ -471,11 +302,11 @@ def test_what_is_no_rule_is_refused_by_loop_and_enumeration_alike(rule: Any) -> 
         step_distribution(rule, lambda _: half, lambda _: half, gamma=1)
 
 
-def token_in_five(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+def as_function(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor) -> Outcome:
     return token_verification(p, q, x, accept, final)
 
 
 def test_a_rule_for_a_tree_is_called_with_it() -> None:
     half = torch.tensor([0.5, 0.5]).double()
     with pytest.raises(TypeError):
-        step_distribution(token_in_five, lambda _: half, lambda _: half, (-1, -1))
+        step_distribution(as_function, lambda _: half, lambda _: half, (-1, -1))

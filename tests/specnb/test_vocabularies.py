@@ -3,7 +3,6 @@ all the same."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,13 +17,12 @@ from transformers import PreTrainedModel
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
+from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 from specnb.ngram import PromptLookupDrafter
 from specnb.rules import recursive_rejection, token_verification
 from specnb.sampler import generate
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
-from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
 
 VOCAB, GAMMA = 4, 2
 PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 3))  # the second with tokens that some drafts do not have
@@ -124,23 +122,6 @@ def test_q_is_the_draft_s_distribution_restricted_to_the_target_s_tokens(name: s
                 torch.testing.assert_close(q[row, position], expected(draft, known, sampling), atol=1e-10, rtol=0)
 
 
-class ReportsUncut(ModelDrafter):
-    """Planted: samples among the target's tokens, and reports what the model gave them of its whole
-    vocabulary."""
-
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        tokens, _ = super().propose(context, uniforms)
-        sequences = torch.cat([context.tokens[:, : int(context.lengths[0])], tokens], dim=1)
-        logits = self.model(input_ids=sequences[:, :-1], use_cache=False).logits[:, -GAMMA:]
-        return Proposal(tokens, logits.softmax(dim=-1)[..., :VOCAB])
-
-
-def test_the_enumeration_notices_a_q_that_is_not_renormalised() -> None:
-    planted = ReportsUncut(DRAFTS["more"].model, vocab=VOCAB)
-    with pytest.raises(ValueError, match="reports a q with sums"):
-        deviation(planted, PREFIXES[0])
-
-
 # In the loop.
 
 
@@ -157,19 +138,7 @@ def test_at_temperature_0_the_tokens_are_those_without_a_draft(own: int, make: C
     assert generate(target, prompts, tree, gamma=len(DEPTH_2), **asked).tokens == plain
 
 
-def test_a_map_that_renumbers_a_copy_of_the_target_has_all_its_drafts_accepted() -> None:
-    """The only drafts that all pass are the target's own: input and logits are both mapped, at
-    every step."""
-    target = llama(dtype=torch.float64)
-    copied, order = copy.deepcopy(target), [2, 0, 3, 1]
-    copied.model.embed_tokens.weight.data = target.model.embed_tokens.weight.data[order].clone()
-    copied.lm_head.weight.data = target.lm_head.weight.data[order].clone()
-    drafter = ModelDrafter(copied, vocab=VOCAB, tokens=order)
-    made = generate(target, [[0], [3, 1, 2]], drafter, gamma=3, max_new_tokens=12)
-    assert (made.record.accepted[made.record.active] == 3).all()
-
-
-# What measures and audits such pairs.
+# What measures such pairs.
 
 
 @pytest.mark.parametrize("own", [3, 6])
@@ -185,7 +154,7 @@ def test_beam_search_finds_what_it_finds_without_the_draft(own: int) -> None:
 def test_acceptance_is_the_overlap_with_the_restricted_distribution(own: int) -> None:
     target, draft = llama(dtype=torch.float64), llama(own, seed=5, dtype=torch.float64)
     plain = Draft(draft, None, [*range(VOCAB)][:own] + [-1] * (own - VOCAB), list(range(own)))
-    found = measure_acceptance(target, {"draft": draft}, [[1], [3, 2]], new_tokens=4)
+    found = measure_acceptance(target, [[1], [3, 2]], draft, new_tokens=4)
     for row, sequence in enumerate(found.sequences):
         for at in range(4):
             known = tuple(sequence[: len(sequence) - 4 + at])
@@ -194,40 +163,19 @@ def test_acceptance_is_the_overlap_with_the_restricted_distribution(own: int) ->
             assert found.beta["draft"][row, at] == pytest.approx(float(overlap(p, own_q)), abs=1e-9)
 
 
-@torch.inference_mode()
-@pytest.mark.parametrize("own", [3, 6])
-def test_an_audit_bets_with_the_restricted_distribution(own: int) -> None:
-    target, draft = llama(dtype=torch.float64), llama(own, seed=5, dtype=torch.float64)
-    plain = Draft(draft, None, [*range(VOCAB)][:own] + [-1] * (own - VOCAB), list(range(own)))
-    (row,) = teacher_forced_rows(Models(target, draft=draft), [Completion([3, 1], [2, 3, 0])])
-    assert row.q is not None
-    for at in range(3):
-        torch.testing.assert_close(row.q[at], expected(plain, (3, 1, 2, 3)[: 2 + at], Sampling()), atol=1e-9, rtol=0)
-
-
 # What is refused.
 
 
-@pytest.mark.parametrize("tokens", ["0123", [0, 1], [0, 1, 4], [0, 1, -2], [0, 1, 0], [-1, -1, -1]])
+@pytest.mark.parametrize("tokens", ["012", [0, 1], [0, 1, 4], [0, 1, 0], [-1, -1, -1]])
 def test_a_map_that_is_none_is_refused(tokens: Any) -> None:
-    with pytest.raises((TypeError, ValueError), match="tokens"):
+    with pytest.raises((TypeError, ValueError)):
         ModelDrafter(llama(3), vocab=VOCAB, tokens=tokens)
-
-
-@pytest.mark.parametrize("offsets", [[0, 1, 1], [0, 0, 0]])
-def test_offsets_as_a_file_stores_them_are_said_to_be_offsets(offsets: list[int]) -> None:
-    """EAGLE-3's d2t has the target's token of logit i less i."""
-    with pytest.raises(ValueError, match=r"look like offsets.*give torch\.arange\(len\(d2t\)\) \+ d2t"):
-        ModelDrafter(llama(3), vocab=VOCAB, tokens=torch.tensor(offsets))
-    right = torch.arange(3) + torch.tensor(offsets)
-    assert ModelDrafter(llama(3), vocab=VOCAB, tokens=right).vocab == VOCAB
 
 
 def test_a_head_of_another_size_needs_its_map_and_a_target_a_whole_one() -> None:
     for make in (
         lambda: ModelDrafter(trimmed([3, 1]), vocab=VOCAB),
         lambda: generate(trimmed([3, 1]), [[0]], None),
-        lambda: MixtureDrafter(PromptLookupDrafter(VOCAB), ModelDrafter(llama(3))),
     ):
         with pytest.raises(ValueError, match="vocab"):
             make()

@@ -1,7 +1,6 @@
 """Where data is read and results are written: never over what is committed, and never half of a
 file."""
 
-import errno
 from pathlib import Path
 
 import pytest
@@ -41,18 +40,3 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path, monkeypatch: p
         files.write(file, "new")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
-
-
-@pytest.mark.parametrize("failing", ["mkdir", "write_bytes", "replace"])
-def test_a_full_disk_is_named_with_the_path_and_the_way_to_another(
-    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*given: object, **how: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(Path, failing, full)
-    file = tmp_path / "table.csv"
-    with pytest.raises(OSError, match=r"No space left on device .*SPECNB_OUT names another folder") as raised:
-        files.write(file, "new")
-    assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(file))
-    assert not list(tmp_path.iterdir())

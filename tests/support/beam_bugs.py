@@ -6,7 +6,7 @@ The reference is the search without drafts, which is compared with transformers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from specnb import beam as beam_rules
-from specnb.beam import Beams, BeamSettings, Path, Rule, TreeModel, advance
+from specnb.beam import Beams, BeamSettings, Path, TreeModel, advance
+
+Rule = Callable[[Beams, Mapping[Path, Tensor], BeamSettings], list[Beams]]
 
 
 def with_functions(**wrong: Any) -> Rule:

@@ -15,9 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from beam_bugs import Rule
 from torch import Tensor
 
-from specnb.beam import Beams, BeamSettings, Path, Rule, advance, start, steps
+from specnb.beam import Beams, BeamSettings, Path, advance, start, steps
 
 Tree = tuple[tuple[Path, ...], ...]
 """Levels of paths; each path is a child of one in the level before."""
@@ -25,14 +26,10 @@ Tree = tuple[tuple[Path, ...], ...]
 
 class DyadicLogProbs:
     """A random distribution over `vocab` tokens for each path, whose logarithms to base 2 are
-    whole; a `LogProbs`.
+    whole; a `LogProbs`."""
 
-    With `like`, only a fraction `differ` of the paths has a distribution of its own; the others
-    have that of `like`.
-    """
-
-    def __init__(self, vocab: int, seed: int, like: DyadicLogProbs | None = None, differ: float = 1.0) -> None:
-        self.vocab, self.seed, self.like, self.differ = vocab, seed, like, differ
+    def __init__(self, vocab: int, seed: int) -> None:
+        self.vocab, self.seed = vocab, seed
         self.bits = _sharp_and_flat(vocab)
         self.rows: dict[Path, Tensor] = {}
 
@@ -45,11 +42,8 @@ class DyadicLogProbs:
     def _row(self, path: Path) -> Tensor:
         if path not in self.rows:
             rng = np.random.default_rng([self.seed, len(path), *path])
-            if self.like is not None and rng.random() >= self.differ:
-                self.rows[path] = self.like._row(path)
-            else:
-                bits = self.bits[rng.integers(len(self.bits))]
-                self.rows[path] = -torch.from_numpy(rng.permutation(bits)).double()
+            bits = self.bits[rng.integers(len(self.bits))]
+            self.rows[path] = -torch.from_numpy(rng.permutation(bits)).double()
         return self.rows[path]
 
 

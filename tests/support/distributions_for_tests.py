@@ -12,7 +12,7 @@ from hypothesis import settings
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.distributions import Conditional
+from specnb.distributions import Conditional, residual
 
 Array = NDArray[np.float64]
 
@@ -91,6 +91,12 @@ def distribution_pair(kind: str, vocab: int, seed: int = 0) -> tuple[Conditional
 def distance(p: Tensor, q: Tensor) -> float:
     """The total variation distance of two distributions."""
     return float((p - q).abs().sum()) / 2
+
+
+def lenient_distribution(p: Tensor, q: Tensor, lenience: float) -> Tensor:
+    """The distribution of the token that lenient verification emits at a draft token."""
+    accepted = (p / lenience).minimum(q)
+    return accepted + (1 - accepted.sum(dim=-1, keepdim=True)).clamp_min(0) * residual(p, q)
 
 
 def mapped(change: Callable[[Tensor], Tensor], distributions: Conditional) -> Conditional:

@@ -17,6 +17,7 @@ from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, Mode
 from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter
 from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.trees import independent_children
+from studies.drafters.drafters import CountedCopy
 from studies.drafters.early_exit import early_exit
 from studies.drafters.egag import EntropyGuidedDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeads, ParallelHeadsDrafter, RecurrentHead
@@ -76,21 +77,13 @@ def chain() -> TableDrafter:
 
 def near_model(architecture: str) -> PreTrainedModel:
     """A draft model that is accepted often."""
-    return _placed(near_copy(ARCHITECTURES[architecture](VOCAB), noise=0.2))
+    model = near_copy(ARCHITECTURES[architecture](VOCAB), noise=0.2)
+    model.set_attn_implementation("eager")
+    return model.to(DEVICE)  # type: ignore[arg-type, no-any-return]  # the stub takes no name
 
 
 def near(architecture: str) -> ModelDrafter:
     return ModelDrafter(near_model(architecture))
-
-
-def far(architecture: str) -> ModelDrafter:
-    """A model with other weights."""
-    return ModelDrafter(_placed(ARCHITECTURES[architecture](VOCAB, seed=100, layers=1)))
-
-
-def _placed(model: PreTrainedModel) -> PreTrainedModel:
-    model.set_attn_implementation("eager")
-    return model.to(DEVICE)  # type: ignore[arg-type, no-any-return]  # the stub takes no name
 
 
 def random_head(head: Head) -> Head:
@@ -122,7 +115,7 @@ def parallel(count: int = 2) -> ParallelHeadsDrafter:
 
 
 def counted() -> NgramDrafter:
-    return NgramDrafter(NgramModel(COUNTED, 3, VOCAB, discount=0.0))
+    return NgramDrafter(NgramModel(COUNTED, 3, VOCAB))
 
 
 def lookup(shortest: int = 1) -> PromptLookupDrafter:
@@ -130,11 +123,10 @@ def lookup(shortest: int = 1) -> PromptLookupDrafter:
 
 
 CHAINS: dict[str, Callable[[], Drafter]] = {
-    "prompt lookup, recent": lookup,
-    "prompt lookup, frequent": lambda: PromptLookupDrafter(VOCAB, longest=1, shortest=1, choose="frequent"),
-    "prompt lookup, proportional": lambda: PromptLookupDrafter(VOCAB, longest=2, shortest=1, choose="proportional"),
+    "prompt lookup": lookup,
+    "copies in proportion": lambda: CountedCopy(VOCAB, longest=2),
     "uniform": lambda: UniformDrafter(VOCAB),
-    "trigram, backing off": counted,
+    "trigram": counted,
     "table": chain,
     "mixture": lambda: MixtureDrafter(lookup(), chain(), weight=0.6),
     "copy, otherwise a table": lambda: MixtureDrafter(lookup(shortest=2), chain()),
@@ -155,7 +147,6 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "model, entropy-guided": lambda: EntropyGuidedDrafter(near("llama"), gamma_max=3, egag_ema_beta=0.5),
     "stopped twice": lambda: StopDrafter(EntropyGuidedDrafter(near("gpt2"), gamma_max=3), HALVES, 0.3),
     "copy and stopped": lambda: MixtureDrafter(lookup(), StopDrafter(near("llama"), HALVES, 0.5), 0.3),
-    "copy and an attention head": lambda: MixtureDrafter(lookup(), attending(), weight=0.4),
 }
 """Name -> makes a drafter whose draft tokens are sampled one after the other with the uniforms
 given."""

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from distributions_for_tests import PAIRS, distribution_pair
-from implementation_distribution import PROMPTS, completions_p_value, eager, refilled
-from tape import taped
-from tiny import llama, near_copy
+from implementation_distribution import completions_p_value, eager, refilled
+from tiny import near_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -27,8 +26,6 @@ from specnb.enumeration import (
     step_distribution,
 )
 from specnb.rules import Outcome, Plan, Planner, Rule
-from specnb.sampler import Hooks, generate
-from specnb.step import Batch
 from specnb.trees import Scheme, distinct_children, independent_children, node_depths
 
 
@@ -176,12 +173,3 @@ def require_the_joint_distribution(case: Loop, number: int, level: float, rows: 
     made = refilled(target, case.drafter(target), rows, gamma=case.gamma, rule=case.rule, seed=11, eos=eos)
     assert completions_p_value(made, architecture, eos) > level
     assert made.record.accepted.max() >= 2
-
-
-def require_a_static_step(case: Loop) -> None:
-    """The operations of a step, replayed without Python, give the same tokens."""
-    target = llama(dtype=torch.float64)
-    asked: dict[str, Any] = {"gamma": case.gamma, "max_new_tokens": 8, "seed": 4, "rule": case.rule, "progress": False}
-    plain = generate(target, PROMPTS, case.drafter(target), **asked)
-    replayed = generate(target, PROMPTS, case.drafter(target), **asked, hooks=Hooks(batch_class=taped(Batch)))
-    assert replayed.tokens == plain.tokens

@@ -254,19 +254,6 @@ def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch:
     assert run(*usual, "--eos", "2")[0] == 1
 
 
-def test_closed_streams_and_full_disks(loaded: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with `2>&-` and `<&-`: no stderr is no error. A report that finds no room is no verdict,
-    nor is no stdin."""
-    with contextlib.suppress(OSError), open("/dev/full", "w") as full, monkeypatch.context() as patch:
-        patch.setattr(sys, "stdout", full)
-        assert main(["audit", str(short), "--target", str(loaded), "--eos", "2"]) == 2
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "stderr", None)
-        assert main(["audit", str(short), "--target", str(loaded)]) == 3
-    monkeypatch.setattr(sys, "stdin", None)
-    assert "stdin is closed" in refused("audit", "-", "--target", loaded)
-
-
 @pytest.mark.parametrize("command", ["audit", "control", "collect"])
 @pytest.mark.parametrize("endless", ["pipe", "/dev/zero"])
 def test_a_file_without_an_end_is_refused(command: str, endless: str, loaded: Path, short: Path) -> None:

@@ -3,7 +3,6 @@ caches."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,8 +12,7 @@ import pytest
 import torch
 from architectures import ENCODER_DECODERS, decoded, tiny_model
 from architectures import START as ARCHITECTURE_START
-from drafter_kinds import TWO_DRAFTS, TableTreeDrafter
-from tiny import LIMIT, llama, near_copy
+from tiny import LIMIT, near_copy
 from torch import Tensor
 from transformers import (
     BartConfig,
@@ -24,17 +22,12 @@ from transformers import (
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
-    UMT5Config,
-    UMT5ForConditionalGeneration,
 )
-from unsupported_models import refusing
 
-from specnb.beam import beam_search
 from specnb.distributions import Sampling
-from specnb.drafters import ModelDrafter
 from specnb.enumeration import joint_distribution
 from specnb.ngram import PromptLookupDrafter
-from specnb.sampler import Generation, Hooks, Sampler
+from specnb.sampler import Generation, Hooks
 from specnb.statistics import goodness_of_fit
 from studies.batching import encoder_decoder
 from studies.batching.encoder_decoder import EncoderDecoderDrafter, EncoderDecoderSampler
@@ -49,11 +42,11 @@ SIZES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def t5(vocab: int = VOCAB, kind: Any = T5ForConditionalGeneration, config: Any = T5Config) -> Any:
+def t5() -> Any:
     """Its relative positions matter: their bias is as large as the scores."""
     torch.manual_seed(1)
-    model = kind(
-        config(vocab_size=vocab, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2,
+    model = T5ForConditionalGeneration(
+        T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2,
                relative_attention_num_buckets=6, relative_attention_max_distance=9, **ENDS)
     )  # fmt: skip
     for name, weights in model.named_parameters():
@@ -141,67 +134,11 @@ def test_at_temperature_0_the_tokens_are_those_of_transformers(name: str) -> Non
             assert found[0, 1:].tolist() == tokens
 
 
-def test_the_encoder_runs_once_for_each_prompt() -> None:
-    target, draft = t5(), near_copy(t5(), 0.1)
-    encoded: list[int] = []
-    for model in (target, draft):
-        model.get_encoder().register_forward_hook(lambda *called: encoded.append(len(called[-1].last_hidden_state)))
-    refilled(target, EncoderDecoderDrafter(draft), check=False)
-    assert sum(encoded) == 2 * len(PROMPTS)
-
-
 def test_positions_of_the_longest_row_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoder_decoder, "decoder_positions", lambda model: [torch.nn.Identity()])
     for name in MODELS:
         with pytest.raises(TypeError, match=r"its decoder counts positions, or masks, in a way of its own"):
             test_every_token_has_the_distribution_of_an_uncached_pass(name, "sdpa")
-
-
-def test_a_sampler_serves_longer_inputs_and_fewer_prompts_later() -> None:
-    target = t5()
-    sampler = EncoderDecoderSampler(target, near(target, 0.1), gamma=3, rows=2, progress=False)
-    for prompts in (PROMPTS[:1], PROMPTS, PROMPTS[2:]):
-        made = sampler.generate(prompts, max_new_tokens=6, batch_size=2, seed=3)
-        alone = EncoderDecoderSampler(target, near(target, 0.1), gamma=3, progress=False)
-        assert alone.generate(prompts, max_new_tokens=6, seed=3).tokens == made.tokens
-
-
-def without_start() -> Any:
-    model = refusing(t5())
-    model.config.decoder_start_token_id = None
-    return model
-
-
-WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"target": refusing(llama(VOCAB))}, "is no encoder-decoder"),
-    ({"draft": TableTreeDrafter(TWO_DRAFTS), "target": refusing(t5(4)), "gamma": 2}, "proposes a tree or reads hidden"),
-    ({"compile": True}, "an encoder-decoder is not compiled"),
-    ({"target": without_start()}, "has no decoder_start_token_id, with which its decoder begins"),
-    ({"target": refusing(t5(5, UMT5ForConditionalGeneration, UMT5Config))}, "is not like T5 or BART"),
-]
-
-
-@pytest.mark.parametrize(("wrong", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_what_cannot_be_run_is_refused_before_any_model_runs(wrong: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-        EncoderDecoderSampler(**{"target": refusing(t5()), "check": False, **wrong})
-
-
-def test_inputs_are_tokens_within_the_limit() -> None:
-    sampler = EncoderDecoderSampler(refusing(bart()), check=False)
-    with pytest.raises(ValueError, match="new tokens need 21 positions"):
-        sampler.generate([[1] * LIMIT], max_new_tokens=4)
-    with pytest.raises(ValueError, match="prompt 1 is empty"):
-        sampler.generate([[1], []], max_new_tokens=4)
-
-
-def test_elsewhere_encoder_decoders_are_refused() -> None:
-    with pytest.raises(TypeError, match="is an encoder-decoder, and only models without an encoder are"):
-        Sampler(t5())
-    with pytest.raises(TypeError, match="is an encoder-decoder"):
-        beam_search(t5(), [1])
-    with pytest.raises(TypeError, match="is an encoder-decoder"):
-        ModelDrafter(t5())
 
 
 @pytest.mark.parametrize("kind", ENCODER_DECODERS)
@@ -227,15 +164,3 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
                 logits = model(input_ids=torch.tensor([prompt]), **decoded(model, [ARCHITECTURE_START, *tokens[:at]]),
                                use_cache=False).logits  # fmt: skip
             assert float((logits[0, -1].softmax(-1) - probs[at]).abs().max()) < 2e-4
-
-
-@pytest.mark.parametrize("own", [4, 8])
-def test_a_draft_may_have_more_or_fewer_tokens_than_the_target(own: int) -> None:
-    made, plain = (
-        EncoderDecoderSampler(t5(), drafter, gamma=3, sampling=Sampling(0), progress=False).generate(
-            PROMPTS, max_new_tokens=10
-        )
-        for drafter in (EncoderDecoderDrafter(t5(own), Sampling(0), vocab=VOCAB), None)
-    )  # fmt: skip
-    assert made.tokens == plain.tokens
-    assert made.record.draft_tokens.max() < VOCAB

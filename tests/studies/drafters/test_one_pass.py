@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from distributions_for_tests import distribution_pair
 from drafter_kinds import VOCAB, WIDTH
 from implementation_distribution import FALSE_ALARMS, PROMPTS, completions_p_value, eager, refilled
-from tiny import ARCHITECTURES, llama, next_distributions
+from tiny import llama, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.distributions import Sampling, Uniforms, overlap
+from specnb.distributions import Uniforms, overlap
 from specnb.drafters import Context, Drafter, Proposal
 from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 from specnb.sampler import generate, slots_for
@@ -32,29 +31,11 @@ def with_vectors(target: PreTrainedModel) -> PreTrainedModel:
 HOW: dict[str, Any] = {"gamma": COUNT, "progress": False, "hooks": ONE_PASS}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_at_temperature_0_the_tokens_are_the_target_s_own(architecture: str) -> None:
-    target = with_vectors(ARCHITECTURES[architecture](VOCAB, dtype=torch.float64))
-    how: dict[str, Any] = {"max_new_tokens": 12, "sampling": Sampling(0), "progress": False}
-    found = generate(target, PROMPTS, PassDrafter(VOCAB, COUNT), **HOW | how)
-    assert found.tokens == generate(target, PROMPTS, None, **how).tokens
-    assert found.record.target_passes.sum() < 12 * len(PROMPTS)
-
-
 def test_the_loop_has_the_target_s_distribution() -> None:
     how: dict[str, Any] = {"gamma": COUNT, "hooks": ONE_PASS}
     found = refilled(with_vectors(eager("llama")), PassDrafter(VOCAB, COUNT), 1_500, seed=8, eos=1, **how)
     assert completions_p_value(found, "llama", 1) > FALSE_ALARMS / 2
     assert found.record.accepted.any()
-
-
-def test_a_row_gets_the_same_tokens_whatever_batch_it_is_in() -> None:
-    target, drafter = with_vectors(llama(dtype=torch.float64)), PassDrafter(VOCAB, COUNT)
-    together = generate(target, PROMPTS * 3, drafter, max_new_tokens=12, **HOW)
-    for batch_size in (2, 1):
-        again = generate(target, PROMPTS * 3, drafter, max_new_tokens=12, batch_size=batch_size, **HOW)
-        assert again.tokens == together.tokens
-        assert np.array_equal(again.record.draft_tokens, together.record.draft_tokens)
 
 
 class SecondStep(Drafter):
@@ -119,12 +100,3 @@ def test_vectors_are_trained_at_the_places_where_they_draft() -> None:
     before = {name: weight.clone() for name, weight in target.named_parameters()}
     assert train(target, [tokens] * 3, COUNT, 3).shape == (COUNT, WIDTH)
     assert all(torch.equal(before[name], weight) for name, weight in target.named_parameters())
-
-
-def test_vectors_of_another_target_and_other_drafters_are_refused() -> None:
-    with pytest.raises(ValueError, match="give those that were trained for this target"):
-        extended(llama(), torch.zeros(2, WIDTH + 1))
-    with pytest.raises(ValueError, match="give gamma=2, or 0"):
-        generate(llama(), [[1]], PassDrafter(VOCAB, 2), gamma=3, max_new_tokens=4)
-    with pytest.raises(TypeError, match="needs a OnePassDrafter and gamma > 0, and the drafter is NoneType"):
-        generate(llama(), [[1]], None, max_new_tokens=4, hooks=ONE_PASS)

@@ -1,12 +1,8 @@
 """How the steps of both rules are counted and timed, and what follows from them."""
 
-from types import SimpleNamespace
-from typing import Any
-
-import numpy as np
 import pandas as pd
 
-from studies.rules.block_against_token import RULES, counted_steps, estimates, timed_steps
+from studies.rules.block_against_token import RULES, estimates
 
 PROMPTS = 8
 
@@ -32,20 +28,3 @@ def test_fewer_steps_make_a_rule_faster_and_longer_ones_slower() -> None:
     assert row.step_ratio_low == row.step_ratio == row.step_ratio_high == 0.5
     for name in ("token_per_step", "tokens_ratio", "speed_ratio"):
         assert row[f"{name}_low"] < row[name] < row[f"{name}_high"], name
-
-
-def test_both_rules_have_the_same_prompts_and_random_numbers_and_every_completion_its_own() -> None:
-    asked: dict[bool, list[Any]] = {True: [], False: []}
-
-    def complete(name: str, prompts: list[list[int]], rows: Any) -> Any:
-        asked[name == "token"].append((prompts, list(rows)))
-        active = np.arange(2) < np.array([1, 2])[: len(prompts), None]
-        return SimpleNamespace(record=SimpleNamespace(active=active))
-
-    found = counted_steps(complete, [[5], [6]], repeats=3)
-    assert found.groupby("prompt")[[*RULES]].sum().to_numpy().tolist() == [[3, 3], [6, 6]]
-    assert [row for _, rows in asked[True] for row in rows] == [*range(6)]
-    times = timed_steps(complete, [[5], [6], [7]], rounds=2)
-    assert asked[True] == asked[False]
-    assert times.prompt.tolist() == [0, 1, 2, 0, 1, 2]
-    assert (times[[*RULES]] > 0).all(axis=None)

@@ -4,6 +4,7 @@ bugs are found."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,7 +13,6 @@ from distributions_for_tests import PAIRS, distribution_pair
 from rule_checks import (
     BUGS,
     Method,
-    any_case,
     changed,
     difference,
     emitted_by,
@@ -22,12 +22,15 @@ from rule_checks import (
     is_found,
     off,
 )
+from tiny import llama
 from torch import Tensor
 
 from specnb.distributions import overlap, residual
-from specnb.enumeration import count_distribution, draft_trees, step_distribution
+from specnb.drafters import TreeDrafter
+from specnb.enumeration import count_distribution, step_distribution
 from specnb.rules import PlannedRule, Rule
-from specnb.trees import chain, independent_children, top_children
+from specnb.sampler import Sampler
+from specnb.trees import SCHEMES, Scheme, chain, independent_children, top_children
 from studies.rules.published_rules import (
     AtEachNode,
     best_path_block,
@@ -100,13 +103,6 @@ def test_a_bug_of_carrying_a_plan_out_is_found(name: str, bug: Callable[[Rule], 
     assert is_found(bug(SMALL[name].rule), SMALL[name])
 
 
-@pytest.mark.parametrize("name", ["k-sequential", "SpecHub", "best path"])
-def test_a_plan_that_samples_p_after_a_rejection_is_not_exact(name: str) -> None:
-    right: Any = EXACT[name].rule
-    method = EXACT[name]._replace(rule=PlannedRule(changed(right.plan, from_p), right.up))
-    assert max(error(method, seed=seed) for seed in range(3)) > 1e-3
-
-
 def one_more_draft(p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     """k-sequential selection with rho and the residual of k + 1 draft tokens."""
     accept, after = k_sequential(p, torch.cat([q, q[..., :1, :]], -2), torch.cat([x, x[..., :1]], -1))
@@ -123,26 +119,28 @@ def hub_takes_all(p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(x == q[..., 0, :].argmax(-1, keepdim=True), 1.0, accept), after
 
 
-@pytest.mark.parametrize(
-    ("name", "select"),
-    [("k-sequential", one_more_draft), ("k-sequential", residual_of_tokens), ("SpecHub", hub_takes_all)],
-)
-def test_a_selection_with_a_bug_is_not_exact(name: str, select: Any) -> None:
-    method = EXACT[name]._replace(rule=PlannedRule(AtEachNode(select)))
+BUGGY = [
+    *((name, changed(EXACT[name].rule.plan, from_p)) for name in SMALL),  # type: ignore[union-attr]
+    ("k-sequential", AtEachNode(one_more_draft)), ("k-sequential", AtEachNode(residual_of_tokens)),
+    ("SpecHub", AtEachNode(hub_takes_all)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "plan"), BUGGY)
+def test_a_plan_with_a_bug_is_not_exact(name: str, plan: Any) -> None:
+    right: Any = EXACT[name].rule
+    method = EXACT[name]._replace(rule=PlannedRule(plan, right.up))
     assert max(error(method, seed=seed) for seed in range(3)) > 1e-3
 
 
-def test_rules_are_values() -> None:
-    assert PlannedRule(AtEachNode(k_sequential), schemes=(independent_children,)) == k_sequential_tree != spechub_tree
+RULES = (best_path_block, k_sequential_tree, spechub_tree)
 
 
-def test_rules_refuse_other_shapes() -> None:
-    p, q, tokens, accept, final = any_case((-1, -1, 0))
-    with pytest.raises(ValueError, match="SpecHub verifies 2 draft tokens; it was given 1"):
-        spechub_tree(p, q, tokens, accept, final, (-1, -1, 0))
-    with pytest.raises(ValueError, match="SpecHub proposes 2 children; child 3 was asked for"):
-        draft_trees((-1, -1, -1), distribution_pair("dense", vocab=3)[1], hub_children)
-    with pytest.raises(ValueError, match="this rule needs separate chains of one length"):
-        best_path_block(p, q, tokens.clamp_min(0), accept, final, (-1, -1, 0))
-    with pytest.raises(ValueError, match="hierarchical verification is for chains"):
-        hierarchical_verification(p, q, tokens, accept, final, (-1, -1, 0))
+@pytest.mark.parametrize("scheme", [*SCHEMES, hub_children])
+def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_for(scheme: Scheme) -> None:
+    drafter = TreeDrafter(llama(), (-1, -1), scheme=scheme)
+    for rule in RULES:
+        exact = max(error(Method(rule, (-1, -1), scheme), seed=seed) for seed in range(2)) < 1e-12
+        assert exact == (scheme in rule.schemes), rule
+        with nullcontext() if exact else pytest.raises(ValueError, match="not exact for children sampled by"):
+            Sampler(llama(), drafter, rule=rule, compile=False)

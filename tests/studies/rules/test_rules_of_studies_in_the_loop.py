@@ -1,10 +1,10 @@
-"""Rules of studies in the real loop: the target's joint distribution, and static steps."""
+"""Rules of studies in the real loop: the target's joint distribution."""
 
 from __future__ import annotations
 
 import pytest
 from implementation_distribution import FALSE_ALARMS
-from rule_checks import Loop, require_a_static_step, require_the_joint_distribution
+from rule_checks import Loop, require_the_joint_distribution
 
 from specnb.trees import independent_children
 from studies.rules.published_rules import best_path_block, hub_children, k_sequential_tree, spechub_tree
@@ -20,8 +20,3 @@ LEVEL = FALSE_ALARMS / len(LOOPS)
 @pytest.mark.parametrize("name", LOOPS)
 def test_completions_have_the_target_s_joint_distribution(name: str) -> None:
     require_the_joint_distribution(LOOPS[name], list(LOOPS).index(name), LEVEL)
-
-
-@pytest.mark.parametrize("name", ["best path", "SpecHub"])
-def test_a_step_is_static(name: str) -> None:
-    require_a_static_step(LOOPS[name])

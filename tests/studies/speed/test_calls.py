@@ -15,7 +15,6 @@ from specnb.sampler import Sampler
 from studies.speed import calls
 from studies.speed.calls import compared, fastest, way_of
 from studies.speed.pair_speeds import NONE, drafters_of
-from studies.speed.pairs import MODULES, prompts_of
 
 
 def test_every_way_has_a_line_and_a_draft_like_the_target_is_accepted() -> None:
@@ -54,10 +53,3 @@ def test_every_drafter_samples_as_the_target() -> None:
     drafters: list[Any] = list(drafters_of(load_pair(), Sampling(0.0), False).values())
     assert len(drafters) == 5
     assert {drafter.sampling for drafter in drafters[1:]} == {Sampling(temperature=0.0)}
-
-
-def test_prompts_are_refused_where_there_are_not_so_many() -> None:
-    pair = load_pair()
-    assert {len(prompt) for kind in ("held-out", "stdlib", "random") for prompt in prompts_of(pair, kind, 2, 5)} == {5}
-    with pytest.raises(ValueError, match=f"there are {len(MODULES)} stdlib prompts, fewer than 99; ask for fewer"):
-        prompts_of(pair, "stdlib", 99)

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from tiny import roomy_pair
 
-from specnb.cost import CostMeter
-from specnb.loading import Pair
 from studies.speed.speeds import Speeds, measure_speeds
-
-
-@pytest.fixture(scope="module")
-def pair() -> Pair:
-    return roomy_pair()
 
 
 def speeds_of(step: list[float], tokens: list[float], active: list[float]) -> Speeds:
@@ -23,22 +16,13 @@ def speeds_of(step: list[float], tokens: list[float], active: list[float]) -> Sp
     return Speeds((0, 3), *(np.array([ones, each]).T for each in (step, tokens, active)))
 
 
-def test_steps_of_every_gamma_are_timed_and_alternate_with_what_is_between(pair: Pair) -> None:
-    meter = CostMeter(pair, 5, (1, 3))
-    speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=9, between=meter.round)
-    assert speeds.seconds.shape == (3, 2)
+def test_steps_of_every_gamma_are_timed_and_rows_that_have_ended_are_not_active() -> None:
+    speeds = measure_speeds(roomy_pair(), [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=20, rows=8)
     assert (speeds.seconds > 0).all()
     assert (speeds.tokens[:, 0] == 1).all()
-    assert ((speeds.tokens[:, 1] >= 1) & (speeds.tokens[:, 1] <= 3)).all()
-    assert speeds.improvement(2).n == 3
-    assert speeds.improvement(0)[:3] == (1, 1, 1)
-    assert meter.costs().target.shape == (2 + 3 * 2, 2)
-
-
-def test_rows_that_have_ended_are_not_active(pair: Pair) -> None:
-    speeds = measure_speeds(pair, [[1, 2, 3], [4, 5], [6]], (0, 2), max_new_tokens=20, rows=8)
     assert (speeds.active[:, 0] == 1).all()
     assert 0 < speeds.active[:, 1].min() < 1 == speeds.active.max()
+    assert speeds.improvement(0)[:3] == (1, 1, 1)
 
 
 def test_waiting_rows_slow_a_batch_down() -> None:

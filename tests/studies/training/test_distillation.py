@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from studies.training import distillation
-from studies.training.distillation import OBJECTIVES, RECIPES, Plan, acceptance, fit, objective_of
-from studies.training.training import Learner, rate
+from studies.training.distillation import OBJECTIVES, Plan, acceptance
 
 VOCAB = 7
 PLAN = Plan(steps=4, search_steps=1, sampled_rows=4, validation_windows=2, rows=4, length=8)
@@ -49,34 +48,6 @@ def test_objectives_are_the_divergences_that_they_are_named_after(logits: tuple[
     q.requires_grad_(True)
     for objective in OBJECTIVES.values():
         assert torch.autograd.gradcheck(lambda x, of=objective: of(x, log_p, tokens), q)
-
-
-def test_every_student_lowers_its_own_loss() -> None:
-    window = torch.from_numpy(np.random.default_rng(2).integers(VOCAB, size=(8, PLAN.length + 1)))
-    log_p = tiny(0)(window[:, :-1]).logits.detach().log_softmax(-1)
-    for name in RECIPES:
-        student, objective = Learner(tiny(1)), OBJECTIVES[objective_of(name)]
-        values = [
-            student.learn(objective(student.model(window[:, :-1]).logits, log_p, window[:, 1:]), rate(step, 30))
-            for step in range(30)
-        ]
-        assert values[-1] < 0.9 * values[0], name
-
-
-def test_students_of_one_objective_differ_only_by_their_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def objective(logits: Tensor, log_p: Tensor, tokens: Tensor) -> Tensor:
-        seen.append((tokens, log_p))
-        return logits.sum()
-
-    monkeypatch.setitem(distillation.OBJECTIVES, "total variation", objective)
-    fit(tiny(0), {name: Learner(tiny(1)) for name in ("total variation", RECIPES[-1])}, TEXT, SAMPLES, PLAN, 1)
-    (text, p_text), (half, p_half) = seen
-    assert text.shape == half.shape == (PLAN.rows, PLAN.length)
-    assert torch.equal(half[:2], text[2:])
-    assert torch.equal(p_half[:2], p_text[2:])
-    assert all((row == SAMPLES[:, 1:]).all(dim=1).any() for row in half[2:])
 
 
 def test_acceptance_at_temperature_0_counts_equal_argmaxes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from studies import corpus
 from studies.training.encoder_decoder import (
-    HOLE,
     TARGET,
     build,
-    examples,
-    functions,
     logits_of,
     padded,
-    shared_tokenizer,
     trained,
-    with_hole,
 )
 
 SHAPES = {TARGET: (64, 32, 2, 1, 1), "draft": (48, 16, 2, 1, 1)}
 GIVEN = [([5, 6, 7], [1, 2, 3, 4, 0]), ([7, 6], [3, 0]), ([9], [8, 8, 0])]
-
-
-def test_tasks_are_made_of_functions(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = 'class A:\n    def f(self):\n        """Returns 1.\n\n        More.\n        """\n        x = 1\n'
-    text += "        return x\n"
-    monkeypatch.setattr(corpus, "read", lambda split, limit: [text])
-    ((code, _),) = functions(text)
-    assert code == "def f(self):\n    x = 1\n    return x\n"
-    tokenizer = shared_tokenizer()
-    (summary,), (whole,) = (examples(tokenizer, "train", task) for task in ("summary", "whole"))
-    assert list(map(tokenizer.decode, summary)) == [f"summary {code}", "Returns 1.<|endoftext|>"]
-    assert tokenizer.decode(whole[1]) == f"{code}<|endoftext|>"
-    for seed in range(20):
-        before, after = with_hole(code, np.random.default_rng(seed)).split(HOLE)
-        assert before
-        assert code.startswith(before)
-        assert code.endswith(after)
-        assert len(before + after) < len(code)
 
 
 @torch.no_grad()

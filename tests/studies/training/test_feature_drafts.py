@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,9 @@ from specnb.heads import AttentionDrafter
 from specnb.loading import Pair, load_pair
 from studies import corpus
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
-from studies.training import feature_drafts
 from studies.training.feature_drafts import (
     CONTROL,
     DEPTHS,
-    NO_STATES,
     Attention,
     Parallel,
     Plan,
@@ -26,8 +23,6 @@ from studies.training.feature_drafts import (
     Student,
     betas,
     features,
-    loss_of,
-    ship,
     students_of,
 )
 
@@ -85,38 +80,6 @@ def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> 
 
 
 @torch.no_grad()
-def test_positions_that_are_learnt_from_are_some_of_all(pair: Pair) -> None:
-    tokens = torch.randint(4096, (2, 13), generator=torch.Generator().manual_seed(4))
-    states, log_p = features(pair.target, tokens)
-    for name, student in with_random_weights(pair).items():
-        for depth, (some, every) in enumerate(zip(student(tokens, states, 2), student(tokens, states), strict=True), 1):
-            whole = torch.full_like(log_p, torch.nan)
-            whole[:, every.at] = every.logits
-            assert torch.allclose(some.logits, whole[:, some.at], atol=1e-5), name
-            assert name == CONTROL or every.at.start == depth
-
-
-@torch.no_grad()
-def test_the_head_without_states_reads_tokens_alone(pair: Pair) -> None:
-    student = students_of(pair, PLAN)[NO_STATES]
-    tokens = torch.randint(4096, (1, 9), generator=torch.Generator().manual_seed(5))
-    states, _ = features(pair.target, tokens)
-    of_one, of_other = student(tokens, states), student(tokens, states.flip(1))
-    assert all(torch.equal(one.logits, other.logits) for one, other in zip(of_one, of_other, strict=True))
-
-
-@torch.no_grad()
-def test_the_loss_is_the_mean_over_the_positions_learnt_from(pair: Pair) -> None:
-    student = students_of(pair, PLAN)["of tokens"]
-    tokens = torch.randint(4096, (2, 20), generator=torch.Generator().manual_seed(1))
-    states, log_p = features(pair.target, tokens)
-    q = torch.softmax(student(tokens, states)[0].logits, dim=-1)
-    found = float(loss_of(student, tokens, states, log_p, torch.tensor(1.0)))
-    # The loss is in bfloat16.
-    assert found == pytest.approx(1 - float(overlap(log_p.exp(), q).mean()), abs=2e-3)
-
-
-@torch.no_grad()
 def test_betas_of_every_depth_are_at_the_same_positions(pair: Pair) -> None:
     students = students_of(pair, PLAN)
     sequences = torch.randint(4096, (2, 41), generator=torch.Generator().manual_seed(2))
@@ -132,14 +95,3 @@ def test_betas_of_every_depth_are_at_the_same_positions(pair: Pair) -> None:
         state = student.head(state, pair.target.get_input_embeddings()(token))
     q = torch.softmax(pair.target.get_output_embeddings()(student.head.features(state)), dim=-1)
     assert float(found["recurrent"][1, 0, 35 - 31]) == pytest.approx(float(overlap(p, q)), abs=1e-5)
-
-
-def test_heads_are_saved_beside_the_pair_and_what_is_trained_is_not_trained_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(feature_drafts, "folder_of", lambda *_: tmp_path / "checkpoints")
-    folders = ship(PLAN, tmp_path)
-    assert [folder.name for folder in folders] == ["draft-attention", "draft-recurrent", "draft-parallel"]
-    sums = [(folder / "SHA256SUMS").read_text() for folder in folders]
-    monkeypatch.setattr(feature_drafts, "loss_of", None)
-    assert [(folder / "SHA256SUMS").read_text() for folder in ship(PLAN, tmp_path)] == sums

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from specnb.heads import AttentionHead
 from studies import corpus
 from studies.files import data_file
 from studies.training import real_head
-from studies.training.real_head import ASKED, FOLDER, Drafted, asked, begun, functions_of, loss_of, trained, windows
+from studies.training.real_head import ASKED, FOLDER, Drafted, asked, begun, functions_of, loss_of, windows
 
 VOCAB, ROWS, BEFORE, NEW = 12, 3, 3, 5
 FUNCTION = 'def twice(values):\n    """Doubles."""\n    found = [2 * value for value in values]\n    return found'
@@ -46,20 +45,6 @@ def test_prompts_are_none_of_those_measured_on() -> None:
     assert functions_of([f"import math\n\n\n{FUNCTION}\n\n\ndef short(x):\n    return x\n"]) == [FUNCTION]
 
 
-def test_samples_are_kept_with_the_states_and_made_once(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    target, chunk = llama(VOCAB), torch.load(files[0])
-    for row, (start, length) in enumerate(zip(chunk["starts"].tolist(), chunk["lengths"].tolist(), strict=True)):
-        tokens = chunk["tokens"][row, :length].long()
-        seen = target(tokens[None], output_hidden_states=True)
-        states = torch.cat([seen.hidden_states[layer][0] for layer in (1, -1)], dim=-1)
-        assert torch.allclose(chunk["states"][row, : length - 1].float(), states[:-1], rtol=0.01, atol=0.01)
-        assert (tokens[start:-1] != 0).all()
-        chunk["mass"] -= torch.softmax(seen.logits[0, start - 1 : -1], dim=-1).sum(dim=0).detach()
-    assert chunk["mass"].abs().max() < 1e-4
-    monkeypatch.setattr(real_head, "generate", None)
-    assert real_head.sample(2, files[0].parent) == files
-
-
 @torch.no_grad()
 def test_the_loss_is_the_rejected_part_of_the_drafts_after_each_token(files: list[Path]) -> None:
     target = llama(VOCAB)
@@ -80,12 +65,3 @@ def test_the_loss_is_the_rejected_part_of_the_drafts_after_each_token(files: lis
         betas.append(overlap(p, q)[sampled[:, at]].tolist())
     assert len(betas) == real_head.DEPTHS
     assert found == pytest.approx(1 - sum(sum(beta) / len(beta) for beta in betas) / len(betas), abs=1e-5)
-
-
-def test_training_goes_on_from_its_checkpoint(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    target: Any = llama(VOCAB)
-    first = trained(target, files, 3, files[0].parent)
-    monkeypatch.setattr(real_head, "loss_of", None)
-    again = trained(target, files, 3, files[0].parent)
-    assert all(torch.equal(one, other) for one, other in zip(first.parameters(), again.parameters(), strict=True))
-    assert first.proposed.tolist() == sorted(set(first.proposed.tolist()))

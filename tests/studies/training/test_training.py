@@ -2,7 +2,6 @@
 the pair's README."""
 
 import hashlib
-import json
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -14,7 +13,6 @@ from script_files import ROOT
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from specnb.loading import TRAINED_PAIR
 from studies.training import training
 from studies.training.training import ADAM_RATE, MUON_RATE, Budget, Learner, train
 
@@ -44,19 +42,6 @@ def test_windows_are_consecutive_text_and_every_epoch_differs() -> None:
     assert len(starts.unique()) > len(starts) * 0.9
     short_then_long = training.curriculum(np.zeros(40_000, dtype=np.uint16), Budget(steps=5, batch=2), seed=0)
     assert [tuple(batch.shape) for batch in short_then_long] == [(4, 257)] * 4 + [(2, 513)]
-
-
-def test_two_steps_of_training_change_every_weight() -> None:
-    tokens = np.random.default_rng(0).integers(training.VOCABULARY, size=4000).astype(np.uint16)
-    model = training.build("draft", end=0)
-    muon, adam = (one.param_groups[0]["params"] for one in Learner(model).optimizers)
-    assert sorted(map(id, [*muon, *adam])) == sorted(map(id, model.parameters()))
-    assert id(model.get_input_embeddings().weight) in map(id, adam)
-    before = [weight.clone() for weight in model.parameters()]
-    training.fit(model, training.curriculum(tokens, Budget(2, 1), seed=0), 2, compiled=False)
-    assert not any(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    assert not any(weight.isnan().any() for weight in model.parameters())
-    assert not model.training
 
 
 def batches() -> Iterator[Tensor]:
@@ -101,14 +86,3 @@ def test_committed_models_are_those_that_their_checksums_name(checksums: Path) -
     assert {"model.safetensors", "training.json"} <= {name for _, name in listed}
     for digest, name in listed:
         assert hashlib.sha256((checksums.parent / name).read_bytes()).hexdigest() == digest, name
-
-
-def test_the_readme_of_the_pair_has_the_measured_numbers() -> None:
-    text = (TRAINED_PAIR / "README.md").read_text()
-    for line in (TRAINED_PAIR / "quality.csv").read_text().splitlines()[1:]:
-        name, bits = line.rsplit(",", 1)
-        assert f"| {name.strip(chr(34))} | {float(bits):.3f} |" in text
-    for model in ("target", "draft"):
-        note = json.loads((TRAINED_PAIR / model / "training.json").read_text())
-        assert f"{note['parameters']:,}" in text
-        assert f"{note['tokens_seen']:,} of a text of {note['tokens_in_corpus']:,}" in text

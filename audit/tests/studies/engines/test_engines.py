@@ -8,12 +8,8 @@ import pytest
 import torch
 
 from audit_studies.engines import engines, openvino_rule
-from audit_studies.engines.engines_collect import PROMPTS, prompts
 from audit_studies.engines.onnxruntime_rule import kept_probs
 from specnb.distributions import Sampling, standardise
-from specnb.loading import load_pair
-from specnb_audit.claimed import claimed_probs
-from specnb_audit.cli.tokens_out import read_prompts
 from specnb_audit.token_file import read_tokens
 from studies.files import read_table
 
@@ -45,21 +41,6 @@ def test_every_rejected_row_has_a_control_that_was_not_or_has_its_fault() -> Non
     assert mended
     assert all(ROWS[str(engines.control(row))].engine == row.environment for row in mended)
     assert len(ROWS) == len({row.number for row in ROWS.values()})
-
-
-def test_the_order_of_filters_is_the_engine_s_where_it_matters() -> None:
-    """Temperature 0.7 and top-p 0.9: llama.cpp has the temperature last, so that top-p keeps more
-    tokens."""
-    logits = torch.tensor([3.0, 2.0, 1.5])
-    first, last = (ROWS[name].sampling for name in ("openvino-none-t07-p09", "llamacpp-none-t07-p09"))
-    assert (claimed_probs(logits, first) > 0).tolist() == [True, True, False]
-    assert (claimed_probs(logits, last) > 0).tolist() == [True, True, True]
-    assert ROWS["llamacpp-none-t07-k40"].sampling.top_k == 40
-
-
-def test_the_prompts_are_the_committed_ones() -> None:
-    made = prompts(load_pair(), 8)
-    assert made == read_prompts(PROMPTS)[:8]
 
 
 # Rules of engines, as their sources have them

@@ -7,16 +7,13 @@ import torch
 from tiny import llama, near_copy, without_tokenizer
 
 from audit_studies.bugs.known_bugs import EXACT, KNOWN_BUGS
-from audit_studies.engines import engines
-from audit_studies.power import audit_comparison, bug_suite, false_alarms
-from audit_studies.power.audit_comparison import ALPHA, SUITE, block_of_tests, counted, pieces, tokens_to_detection
+from audit_studies.power import audit_comparison, bug_suite
+from audit_studies.power.audit_comparison import counted, pieces, tokens_to_detection
 from audit_studies.power.bug_suite import BUG_SUITE, audited
 from audit_studies.power.compared_samples import LENGTH
 from audit_studies.power.engine_checks import CHECKS, emitted, exercised, greedy_passes
-from audit_studies.power.random_pair import random_pair
 from specnb.loading import Pair
 from specnb.statistics import goodness_of_fit
-from specnb_audit.token_file import read_tokens
 
 P, Q = (torch.tensor(probs, dtype=torch.float64) for probs in ([0.5, 0.3, 0.2], [0.2, 0.2, 0.6]))
 
@@ -31,28 +28,6 @@ def tiny_pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 # The audit beside other tests
-
-PLAIN = ("ranks", "surprise", "surprise per sequence", "marginals")
-READING = (*PLAIN, *(f"{name}, draft" for name in PLAIN))
-FOUND = {  # of each sampler: the tests that reject it in 1000 tokens, and some that do not
-    "exact": ((), (*READING, "kernel", "acceptance", "same seed", "greedy", "audit", "audit, no draft")),
-    "always-argmax": (("ranks", "surprise", "same seed", "kernel", "acceptance", "audit", "audit, no draft"), ()),
-    "rejected-stays": (("greedy",), ()),
-    "after-the-end": (READING, ()),
-    "exact-match": (("acceptance", "same seed"), ("ranks", "greedy")),
-    "some-sequences-colder": (("surprise per sequence", "same seed"), ("first token", "marginals")),
-    "first-token-argmax": (("same seed",), ("ranks", "marginals")),
-}
-
-
-@pytest.mark.parametrize("name", FOUND)
-def test_which_tests_find_a_bug(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_comparison, "BUDGETS", (200, 2000))
-    found = block_of_tests(SUITE[name], random_pair(), 0, 1, audit=name in ("exact", "always-argmax"), tokens=2000)
-    p = {test: value for test, budget, value in found if budget == 2000}
-    rejects, passes = FOUND[name]
-    assert {test for test in rejects if p[test] > ALPHA} == set()
-    assert {test for test in passes if p[test] <= ALPHA} == set()
 
 
 def test_runs_are_counted_on_disjoint_pieces() -> None:
@@ -107,17 +82,3 @@ def test_greedy_equality_sees_caches_and_no_sampling_bug(tiny_pair: Pair) -> Non
     passes = {name: greedy_passes(BUG_SUITE[name], tiny_pair, prompts, 12) for name in ("exact", "no-residual")}
     assert passes == {"exact": True, "no-residual": True}
     assert not greedy_passes(KNOWN_BUGS["rejected-stays"], tiny_pair, prompts, 12)
-
-
-# Exact samplers
-
-
-def test_engines_without_speculation_are_audited_in_parts() -> None:
-    """Those whose sampler is known to be wrong are left out; the last part may be shorter."""
-    assert {*false_alarms.NOT_EXACT} < {*engines.rows()}
-    assert not {*false_alarms.NOT_EXACT, "vllm-draft-t1"} & {*false_alarms.controls()}
-    # 32 completions of at most 64 tokens.
-    found = false_alarms.measure("llamacpp-none-t0", audits=2, tokens=1300)
-    assert found.tokens.iloc[0] > found.tokens.iloc[1] > 0
-    sequences = read_tokens(engines.rows()["llamacpp-none-t0"].file)
-    assert found.tokens.sum() == sum(len(one.tokens) for one in sequences)
