@@ -174,7 +174,7 @@ def packed_linear(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor
     return torch.ops.mkldnn._linear_pointwise.default(states, packed, bias, "none", [], "")  # type: ignore[no-any-return]
 
 
-@torch.library.register_fake("specnb::packed_linear", lib=OPERATORS)
+@torch.library.register_fake("specnb::packed_linear", lib=OPERATORS)  # type: ignore[untyped-decorator]
 def _(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return states.new_empty(*states.shape[:-1], len(packed))
 
@@ -191,7 +191,7 @@ def pack(model: nn.Module) -> list[PackedLinear]:
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and _can_pack(layer)}
     if sum(layer.weight.nbytes for layer in layers.values()) > psutil.virtual_memory().available / 2:
         return []
-    made = []
+    made: list[PackedLinear] = []
     for kind in {(layer.weight.shape, layer.weight.dtype) for layer in layers.values()}:
         alike = {name: layer for name, layer in layers.items() if (layer.weight.shape, layer.weight.dtype) == kind}
         try:

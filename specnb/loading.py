@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.utils import logging
 
@@ -102,18 +102,23 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     Raises
     ------
     ValueError
-        If a tensor of the model is missing in the file, the file has one that the model does not know,
-        or a number in the weights is not finite.
+        For a draft head, which gives no distributions by itself; if a tensor of the model is missing in
+        the file, the file has one that the model does not know, or a number in the weights is not
+        finite.
 
     Examples
     --------
     >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
     """
+    folder = _folder(name)
+    architectures = ", ".join(PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or [])
+    if "Eagle" in architectures or "Draft" in architectures:
+        raise ValueError(f"{str(name)!r} is no model but a head ({architectures}) that drafts from a target's states")
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            _folder(name), dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+            folder, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     finally:
         if bar:

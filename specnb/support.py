@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.arguments import require_whole
+from specnb.arguments import require_whole, shown
 
 # Dtypes in which models compute; weights of other dtypes, such as float8, belong to quantised models
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -156,8 +156,9 @@ class TokenMap:
             unique = len(set(known)) == len(known)
             if of_logits.shape != (logits,) or not unique or max(known, default=self.vocab) >= self.vocab:
                 raise ValueError(
-                    f"tokens is {tokens}; it must hold for each of {logits} logits a token of the target, 0 to "
-                    f"{self.vocab - 1} and each once, or -1 for none"
+                    f"tokens is {shown(tokens)}; it must hold for each of {logits} logits a token of the target, 0 to "
+                    f"{self.vocab - 1} and each once, or -1 for none; of offsets, as EAGLE-3's d2t has them, give "
+                    "torch.arange(len(d2t)) + d2t"
                 )
         every, has_token = np.arange(self.vocab), of_logits >= 0
         number = np.full(self.vocab, -1)  # of the logit of each of the target's tokens
