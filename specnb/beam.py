@@ -7,7 +7,7 @@ any log-probabilities, then the models.
 
 from __future__ import annotations
 
-import sys
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_number, require_whole
+from specnb.arguments import named_settings, require_whole
 from specnb.cache import CachedModel
 from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling
@@ -71,7 +71,8 @@ class BeamSettings:
 
     def __post_init__(self) -> None:
         require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
-        require_number(-sys.float_info.max, length_penalty=self.length_penalty)
+        if not math.isfinite(self.length_penalty):
+            raise ValueError(f"length_penalty is {self.length_penalty!r}; it must be a finite number (1: the mean)")
         if self.early_stopping not in (True, False, "never"):
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
 
