@@ -120,7 +120,7 @@ def hub_takes_all(p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 BUGGY = [
-    *((name, changed(EXACT[name].rule.plan, from_p)) for name in SMALL),  # type: ignore[union-attr]
+    *((name, changed(EXACT[name].rule.plan, from_p)) for name in SMALL),  # type: ignore[attr-defined]
     ("k-sequential", AtEachNode(one_more_draft)), ("k-sequential", AtEachNode(residual_of_tokens)),
     ("SpecHub", AtEachNode(hub_takes_all)),
 ]  # fmt: skip
