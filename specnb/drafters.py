@@ -138,7 +138,7 @@ class Drafter:
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
 
     def fewest(self, gamma: int) -> int:
-        """The fewest draft tokens of a step of `gamma`, the other width of a compiled step."""
+        """The usual number in steps with fewer than `gamma` draft tokens; passes over so many are compiled, too."""
         return gamma if self.draft_model is not None or self.hidden_layers else 0
 
     def update(self, context: Context, outcome: Outcome) -> None:

@@ -47,12 +47,13 @@ LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
-    """Attention in which the heads that share keys are rows of one product, if a CPU, a plain mask and
-    shared keys allow."""
+    """Attention in which the heads that share keys are rows of one product, if the mask is plain.
+
+    The usual one repeats the keys and values of all slots for each head, unless there is no mask.
+    """
     (batch, heads, n, _), shared = query.shape, key.shape[1]
     plain = not more.get("dropout") and all(more.get(name) is None for name in ("position_bias", "softcap", "cache"))
-    shares = shared < heads and key.device.type == "cpu"
-    if not shares or not plain or attention_mask is None or attention_mask.shape[1] != 1:
+    if shared == heads or not plain or attention_mask is None or attention_mask.shape[1] != 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **more)
     side_by_side = query.reshape(batch, shared, heads // shared * n, -1)
     # One row serves all heads.
@@ -91,7 +92,7 @@ class PrivateModel:
         config = decoder_config(self.modules)
         # If another "sdpa" was registered, the results of that are the model's own.
         usual = AttentionInterface().get("sdpa") is sdpa_attention_forward
-        if config._attn_implementation == "sdpa" and usual and model.device.type == "cpu":
+        if config._attn_implementation == "sdpa" and usual:
             config._attn_implementation = GROUPED
         if compile in (True, "auto"):
             self.packed = pack(self.modules)

@@ -321,7 +321,7 @@ class Sampler:
         setup = Setup(
             self.private.modules, self.drafter, self.gamma, rows, slots, steps, sampling=self.sampling, rule=self.rule,
             eos=eos, keep_probs=self.hooks.keep_probs, log_probs=self.check is not None,
-            two_widths=self.private.compiled is not None, trace=self.hooks.trace,
+            trace=self.hooks.trace,
         )  # fmt: skip
         require_memory(setup)
         if self.check is not None:

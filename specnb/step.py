@@ -48,8 +48,6 @@ class Setup:
         filters, of every new token.
     trace
         Whether to keep p, q and r of every draft token.
-    two_widths
-        Whether passes on a CPU have one of two widths, because they are compiled.
     """
 
     target: PreTrainedModel
@@ -63,7 +61,6 @@ class Setup:
     eos: int = 0
     keep_probs: bool = False
     log_probs: bool = False
-    two_widths: bool = False
     trace: bool = False
 
     @property
@@ -230,7 +227,7 @@ class Batch:
             self.runner.record_hidden_states(self.drafter.hidden_layers, setup.rows)
         fewest = setup.gamma if self.drafter is None else self.drafter.fewest(setup.gamma)
         self.on_host = setup.target.device.type == "cpu"
-        # Draft tokens of a pass, the fewest and the most, and those of this step.
+        # On a CPU a pass is as wide as the proposal; compiled are the fewest and the most draft tokens.
         self.widths = (setup.gamma,) if self.tree is not None or not self.on_host else (fewest, setup.gamma)
         self.width = setup.gamma
         self.draft: Callable[..., Proposal] = self.propose
@@ -304,9 +301,8 @@ class Batch:
         if len(self.widths) > 1:
             # The pass ends at the last position at which some row proposes a token.
             used = ((draft_tokens != -1) | (q.sum(dim=-1) != 0)).any(dim=0)
-            width = int((used * self.state.offsets[1 : len(used) + 1]).amax()) if len(used) else 0
-            self.width = min(n for n in self.widths if n >= width) if self.setup.two_widths else width
-            draft_tokens, q = draft_tokens[:, :width], q[:, :width]
+            self.width = int((used * self.state.offsets[1 : len(used) + 1]).amax()) if len(used) else 0
+            draft_tokens, q = draft_tokens[:, : self.width], q[:, : self.width]
         return padded(draft_tokens, q, self.width)
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:

@@ -314,32 +314,22 @@ def test_a_compiled_sampler_gives_the_same_tokens_and_compiles_once() -> None:
     assert ready == ready[:1] * 4
 
 
-@pytest.mark.parametrize(("gamma", "fewest"), [(3, 0), (5, 1)])
-def test_a_compiled_step_has_all_draft_tokens_or_the_fewest(
-    gamma: int, fewest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a drafter that does not always propose so many; both widths run before the first
-    step."""
-    widths, run, warm_up = [], Batch.run_target, Batch.warm_up
+def test_passes_over_all_draft_tokens_and_over_the_fewest_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And others, which a drafter sometimes makes, run as they are."""
+    monkeypatch.setattr("specnb.fast.compiled", lambda function: function)
+    widths, run = [], Batch.run_target
 
     def counted(self: Batch, draft_tokens: Tensor) -> Tensor:
         widths.append(draft_tokens.shape[1])
         return run(self, draft_tokens)
 
-    def warmed(self: Batch) -> None:
-        warm_up(self)
-        widths.append(-1)
-
     monkeypatch.setattr(Batch, "run_target", counted)
-    monkeypatch.setattr(Batch, "warm_up", warmed)
-    monkeypatch.setattr(PromptLookupDrafter, "fewest", lambda self, gamma: min(fewest, gamma))
-    monkeypatch.setattr("specnb.fast.compiled", lambda function: function)
-    asked: dict[str, Any] = {"max_new_tokens": 12, "sampling": GREEDY, "progress": False}
-    made = generate(TARGET, PROMPTS, PromptLookupDrafter(VOCAB), gamma=gamma, compile=True, **asked)
-    begun = widths.index(-1)
-    assert {fewest, gamma} <= set(widths[:begun])
-    assert set(widths[begun + 1 :]) == {fewest, gamma}
-    assert made.tokens == generate(TARGET, PROMPTS, None, **asked).tokens
+    sampler = Sampler(TARGET, PromptLookupDrafter(VOCAB), gamma=5, sampling=GREEDY, compile=True, progress=False)
+    made = sampler.generate(PROMPTS, max_new_tokens=12)
+    assert sampler.private.compiled is not None
+    assert {shape[1] for _, shape, _ in sampler.private.compiled.ready} == {1, 6}
+    assert {3} < set(widths)
+    assert made.tokens == generate(TARGET, PROMPTS, None, max_new_tokens=12, sampling=GREEDY, progress=False).tokens
 
 
 def test_samplers_of_one_model_in_threads_give_their_own_tokens() -> None:
