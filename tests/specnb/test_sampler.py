@@ -248,7 +248,7 @@ def test_the_bar_counts_tokens_and_those_that_will_not_come(monkeypatch: pytest.
     can still come."""
     places: list[float] = []
 
-    class Bar(tqdm):  # type: ignore[misc]
+    class Bar(tqdm):  # type: ignore[misc]  # tqdm has no types
         def update(self, n: float | None = 1) -> bool | None:
             super().update(n)
             places.append(self.n)
