@@ -347,9 +347,10 @@ class Sampler:
         if layers is not None and not self.captures:
             seconds, compiled = now(self.target.device) - begun, batch.seconds_of_a_pass()
             widths, layers.widths = layers.widths, frozenset()  # for a pass that is not compiled
-            pays = seconds / max(batch.seconds_of_a_pass() - compiled, 1e-9)
+            gained = batch.seconds_of_a_pass() - compiled
             layers.widths = widths
-            self.compiled = f"compiled in {seconds:.0f} s, earned back after {pays:.0f} steps"
+            pays = f"earned back after {seconds / gained:.0f} steps" if gained > 0 else "no gain here"
+            self.compiled = f"compiled in {seconds:.0f} s, {pays}"
 
 
 class _Call:
