@@ -38,7 +38,8 @@ MOST_KINDS = 4  # kinds of layers that are compiled, each by itself
 CALLS_BEFORE_CAPTURE = 3  # they set up libraries and compile, which a graph cannot contain
 
 TIMED = 8  # layers of a shape that are timed
-ROWS, ROUNDS = (1, 5, 11), 5  # of states: without draft tokens, and with those of a model and of copies
+ROWS = (1, 5, 11)  # of states: without draft tokens, and with those of a model and of copies
+ROUNDS, SECONDS = 5, 0.5  # of timing; no round begins later
 MARGIN = 0.95  # a packed layer is used if it takes less than this fraction of the usual one's time
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
@@ -219,7 +220,10 @@ def least_seconds(*ways: Sequence[nn.Linear]) -> list[float]:
     # The time of a thread does not count other programs.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     least = np.full((len(ways), len(ways[0]), len(ROWS)), np.inf)
-    for _ in range(ROUNDS):
+    start = clock()
+    for number in range(ROUNDS):
+        if number and clock() > start + SECONDS:
+            break
         for of_way, way in zip(least, ways, strict=True):
             for best, layer in zip(of_way, way, strict=True):
                 for column, rows in enumerate(ROWS):

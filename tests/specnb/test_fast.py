@@ -94,6 +94,7 @@ def test_the_least_time_of_each_layer_is_kept(monkeypatch: pytest.MonkeyPatch) -
 
     for clock in ("thread_time", "perf_counter"):
         monkeypatch.setattr(time, clock, lambda: ticks[0])
+    monkeypatch.setattr(fast, "SECONDS", 1e9)
     assert least_seconds([Slow(3, 2), Slow(3, 2)], [Slow(3, 2)] * 2) == [8 * sum(ROWS)] * 2
 
 
