@@ -7,6 +7,7 @@ prompt has its completion; when a row ends, the host gives it the next prompt.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -143,8 +144,9 @@ class Sampler:
         the logits.
     check
         Compare the loop with the model's own forward passes (`specnb.check`): on a few tokens
-        before the first step, after the first step of a new batch, and at the end of its shortest,
-        longest and first refilled row.
+        before the first step, after the first step of a new batch, and at the end of its shortest
+        and longest prompt; in every call, at the end of the first refilled row, and of sequences
+        longer than any compared before.
     tokenizer
         With one, prompts may be texts, and completions have texts.
     rows, slots
@@ -214,7 +216,7 @@ class Sampler:
         self.private = PrivateModel(target, compile)
         # A batch class of the user's is not compared with the model, because known bugs are such classes.
         self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None
-        self.checked = 0  # tokens of the longest sequence that was compared
+        self.checked = 0  # tokens of the longest sequence that was compared, 0 for a new batch
 
     def drafter_of(self, draft: Draft, compile: Compile) -> Drafter | None:
         if isinstance(draft, str):
@@ -366,11 +368,11 @@ class _Call:
         self.entered = 0  # prompts that have, or had, a row
         self.prompt_of: dict[int, int] = {}
         lengths = list(map(len, prompts))
-        self.longest = max(lengths) + max_new_tokens
-        # A batch is compared when it is new, and again when sequences are twice as long.
-        self.to_compare = set[int]()
-        if sampler.check is not None and self.longest > 2 * sampler.checked:
-            self.to_compare = {lengths.index(min(lengths)), lengths.index(max(lengths)), min(rows, len(prompts) - 1)}
+        self.checked = sampler.checked
+        self.is_new = sampler.check is not None and not self.checked
+        self.to_compare = {lengths.index(min(lengths)), lengths.index(max(lengths))} if self.is_new else set[int]()
+        if rows < len(prompts):
+            self.to_compare.add(rows)  # the first to take over a row
         self._enter(list(range(rows)))
 
     def run(self, progress: bool) -> Generation:
@@ -378,10 +380,9 @@ class _Call:
         batch, hooks = self.batch, self.sampler.hooks
         reader, timer = ProgressReader(batch), StepTimer(batch.state.tokens.device)
         expected = len(self.prompts) * self.max_new_tokens
-        first = bool(self.to_compare)
         described = ", ".join(["tokens", *filter(None, [self.sampler.compiled])])
         with tqdm(total=expected, desc=described, delay=3, leave=False, disable=not progress) as bar:
-            while True:
+            for step in itertools.count():
                 if hooks.timed:
                     timer.start()
                     batch.step(timer.mark)
@@ -390,9 +391,8 @@ class _Call:
                 else:
                     batch.step()
                     status = reader.read()
-                if first:
+                if self.is_new and step == 0:
                     self._compare_step()
-                    first = False
                 if status is None:
                     continue
                 self._require_proper(status)
@@ -403,8 +403,7 @@ class _Call:
                 elif not any(status):
                     break
         self._collect(list(self.prompt_of))
-        if self.to_compare:
-            self.sampler.checked = self.longest
+        self.sampler.checked = self.checked  # only now, because a call that ends in an error may be repeated
         rows = [self.ended[number] for number in range(len(self.prompts))]
         probs = [row.probs for row in rows if row.probs is not None]
         return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
@@ -437,13 +436,19 @@ class _Call:
         self.batch.enter(rows, [self.prompts[at] for at in entering], uniforms, self.max_new_tokens)
 
     def _collect(self, rows: list[int]) -> None:
-        for row, completed in zip(rows, self.batch.state.completed_rows(rows), strict=True):
-            at = self.prompt_of.pop(row)
-            self.ended[at] = completed
-            if at in self.to_compare:
-                assert self.sampler.check is not None
+        """Take the completions of `rows`, and compare some of them with the model."""
+        numbers = [self.prompt_of.pop(row) for row in rows]
+        self.ended.update(zip(numbers, self.batch.state.completed_rows(rows), strict=True))
+        if self.sampler.check is None or not rows:
+            return
+        lengths = {number: len(self.prompts[number]) + len(self.ended[number].tokens) for number in numbers}
+        longest = max(numbers, key=lambda number: lengths[number])
+        for number in numbers:
+            if number in self.to_compare or (number == longest and lengths[number] > self.checked):
+                completed = self.ended[number]
                 assert completed.log_probs is not None
-                self.sampler.check.completion(self.prompts[at], completed.tokens, completed.log_probs)
+                self.sampler.check.completion(self.prompts[number], completed.tokens, completed.log_probs)
+        self.checked = max(self.checked, lengths[longest])
 
     def _require_proper(self, status: Sequence[int]) -> None:
         """Raise `FloatingPointError` if a token rests on NaN, `ValueError` if a proposal was invalid."""

@@ -244,31 +244,29 @@ def test_a_change_at_a_length_that_no_configuration_names_is_found(draft: Any, d
     assert generate(model, [[3, 4] * 12], draft, check=False, **asked).tokens  # type: ignore[arg-type]
 
 
-def test_the_first_row_that_was_refilled_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_row_that_is_refilled_is_compared_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a prompt that takes over a row does not enter the cache."""
-    filled = list[int]()
-
-    def once(*given: Any) -> None:
-        filled.append(1)
-        if len(filled) == 1:
-            prefill(*given)
-
-    monkeypatch.setattr("specnb.step.prefill", once)
+    monkeypatch.setattr("specnb.step.prefill", lambda *given: prefill(*given) if given[-1] is None else None)
+    sampler, asked = Sampler(roomy(), None, compile=False), {"max_new_tokens": 6, "batch_size": 2}
+    sampler.generate([[3], [4, 5, 6, 7]], **asked)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="in a completion"):
-        generate(roomy(), [[3], [4, 5, 6, 7], [5, 6], [6, 6]], None, max_new_tokens=6, batch_size=2)
+        sampler.generate([[3], [4, 5, 6, 7], [5, 6]], **asked)  # type: ignore[arg-type]
 
 
-def test_a_call_that_is_twice_as_long_is_compared_again() -> None:
+def test_a_sequence_that_is_longer_than_any_before_is_compared() -> None:
+    """Those that end early are no longer than they are."""
     model = hot_from(20)
     sampler = Sampler(model, None, compile=False, rows=2, slots=100)
     passes = list[int]()
     model.register_forward_hook(lambda *called: passes.append(1))
-    sampler.generate([[3], [4]], max_new_tokens=8)
+    sampler.generate([[3], [4]], max_new_tokens=14)
     first = len(passes)
-    sampler.generate([[5], [6, 7]], max_new_tokens=8)
-    assert len(passes) == first, "the model itself is run for a new batch alone"
-    with pytest.raises(TypeError, match="in a completion"):
-        sampler.generate([[5], [6, 7]], max_new_tokens=40)
+    sampler.generate([[5], [7]], max_new_tokens=14)
+    assert len(passes) == first, "the model itself is run for new lengths alone"
+    sampler.generate([[5], [7]], max_new_tokens=40, eos=range(VOCAB))
+    for _ in range(2):  # after an error, too
+        with pytest.raises(TypeError, match="in a completion"):
+            sampler.generate([[5], [7]], max_new_tokens=24)
 
 
 # What the comparison says of distributions that are given.
