@@ -19,6 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, Encod
 
 from specnb.support import TokenMap, context_limit, sliding_window, why_not_croppable
 
+LEAST_SLOTS = 512  # of what is compiled or captured, because few sizes are
 SEEN_MULTIPLE = 64  # a pass reads a multiple of this many slots, because kernels are prepared for each size
 
 
@@ -75,11 +76,7 @@ def written_and_seen(
 
 
 class RaggedCache(Cache):
-    """A cache whose rows have different lengths.
-
-    On a CPU a pass reads the first `seen` slots only; elsewhere the host would have to wait to
-    know.
-    """
+    """A cache whose rows have different lengths. A pass reads the first `seen` slots only."""
 
     shortens = True
     # Whether NaN is kept out: a mask does not hide it, so the NaN of a draft token would reach tokens before it.
@@ -101,10 +98,16 @@ class RaggedCache(Cache):
         written = torch.arange(len(slots), device=slots.device) if rows is None else rows
         self.rows, self.index = rows, (written[:, None], slots.contiguous())
 
-    def least(self, slots: Tensor, visible: Tensor | None = None) -> int:
-        """Slots to read for tokens that see up to their `slots`, or the `visible` ones."""
-        if not self.shortens or slots.device.type != "cpu" or torch.compiler.is_compiling():
+    def least(self, slots: Tensor, visible: Tensor | None = None, known: int | None = None) -> int:
+        """Slots to read for tokens that see up to their `slots`, or the `visible` ones.
+
+        On a GPU the host would have to wait for these, so it reads the slots that are `known` to be
+        enough, by default all.
+        """
+        if not self.shortens or torch.compiler.is_compiling():
             return self.capacity
+        if slots.device.type != "cpu":
+            return known or self.capacity
         highest = slots.max() if visible is None else visible.flatten(0, -2).any(dim=0).nonzero().max()
         return min(self.capacity, (int(highest) // SEEN_MULTIPLE + 1) * SEEN_MULTIPLE)
 
@@ -119,6 +122,12 @@ class RaggedCache(Cache):
     def clear(self, rows: Tensor | slice = slice(None)) -> None:
         for layer in self.ragged:
             layer.clear(rows)
+
+
+def readable(capacity: int) -> tuple[int, ...]:
+    """Numbers of slots that a pass on a GPU may read: few, because a graph is captured for each."""
+    shares = {max(LEAST_SLOTS, -(-capacity // (share * SEEN_MULTIPLE)) * SEEN_MULTIPLE) for share in (4, 2)}
+    return (*sorted(size for size in shares if size < capacity), capacity)
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -204,9 +213,10 @@ class CachedModel:
     def fill(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
         longest = int(lengths.max())
         if longest > 1:
-            slots = torch.arange(longest - 1, device=tokens.device).expand(len(tokens), -1)
+            every = torch.arange(longest - 1)
+            seen, slots = self.cache.least(every), every.to(tokens.device).expand(len(tokens), -1)
             self.cache.fills = True
-            self.run(tokens[:, : longest - 1], slots, keep=1, rows=rows)
+            self.run(tokens[:, : longest - 1], slots, keep=1, rows=rows, seen=seen)
             self.cache.fills = False
 
     def mask(self, slots: Tensor) -> Tensor:

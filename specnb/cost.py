@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from specnb.cache import CachedModel, prefill
+from specnb.cache import CachedModel, prefill, readable
 from specnb.fast import Captured, Compile, PrivateModel
 from specnb.loading import Pair
 from specnb.record import now
@@ -79,7 +79,7 @@ def measure_costs(
     Parameters
     ----------
     context, slots
-        Tokens before the pass, and slots of the cache, to all of which a pass on a GPU attends.
+        Tokens before the pass, and slots of the cache.
     lengths
         Tokens of the target's passes, growing from 1.
     rows
@@ -140,7 +140,8 @@ class CostMeter:
         prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
         newest = tokens[:, context : context + n].contiguous()
         slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
-        seen = cached.cache.least(slots)
+        known = next(size for size in readable(tokens.shape[1]) if size >= context + n)
+        seen = cached.cache.least(slots, known=known)
         if private.compiled is not None:
             private.compiled.widths |= {n}
 

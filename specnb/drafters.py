@@ -39,11 +39,15 @@ class Context(NamedTuple):
     hidden_states : (rows, slots, width)
         The target's hidden states at each token but the newest; None unless the drafter names
         `hidden_layers`.
+    seen
+        Slots in which the tokens of the step lie, as the host knows without waiting; None if it
+        does not.
     """
 
     tokens: Tensor
     lengths: Tensor
     hidden_states: Tensor | None = None
+    seen: int | None = None
 
     @property
     def newest(self) -> Tensor:
@@ -293,7 +297,7 @@ class ModelDrafter(ChainDrafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         newest, slots = self._newest(context.tokens, context.lengths, NEWEST)
-        seen = self.runner.cache.least(context.lengths + uniforms.shape[1] - 1)
+        seen = self.runner.cache.least(context.lengths + uniforms.shape[1] - 1, known=context.seen)
         draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
             distributions.append(self._after(newest, slots, seen))
@@ -302,14 +306,15 @@ class ModelDrafter(ChainDrafter):
         return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        return self._after(*self._newest(context.tokens, context.lengths, 1 if position else NEWEST))
+        newest, slots = self._newest(context.tokens, context.lengths, 1 if position else NEWEST)
+        return self._after(newest, slots, self.runner.cache.least(slots, known=context.seen))
 
     def _newest(self, tokens: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
         back = torch.arange(count, 0, -1, device=lengths.device)
         slots = (lengths[:, None] - back).clamp_min(0)
         return tokens.gather(1, slots), slots
 
-    def _after(self, newest: Tensor, slots: Tensor, seen: int | None = None) -> Tensor:
+    def _after(self, newest: Tensor, slots: Tensor, seen: int) -> Tensor:
         logits = self.runner.run(newest, slots, keep=1, seen=seen)[:, -1]
         return standardise(logits, self.sampling, check=False)
 
@@ -402,9 +407,10 @@ class TreeDrafter(ModelDrafter):
         root = context.lengths - 1
         slots, positions = self.tree.slots(root), self.tree.positions(root)
         visible = self.tree.visible(root, self.runner.capacity)
+        seen = self.runner.cache.least(slots, visible, known=context.seen)
         # A leaf that was accepted in the last step is not in the cache, so the first pass has two tokens.
         last_two = torch.stack([context.lengths - 2, context.lengths - 1], dim=1).clamp_min(0)
-        logits = self.runner.run(context.tokens.gather(1, last_two), last_two, keep=1)
+        logits = self.runner.run(context.tokens.gather(1, last_two), last_two, keep=1, seen=seen)
         after = {-1: standardise(logits[:, 0], self.sampling, check=False)}  # the distribution after each node
         tokens: dict[int, Tensor] = {}
         q: dict[int, Tensor] = {}
@@ -416,6 +422,7 @@ class TreeDrafter(ModelDrafter):
                 keep=len(level),
                 positions=positions[:, entries],
                 visible=visible[:, entries],
+                seen=seen,
             )
             probs = standardise(logits, self.sampling, check=False)
             after.update((node, probs[:, i]) for i, node in enumerate(level))

@@ -297,9 +297,10 @@ class CompiledLayers:
             if not self._as_its_kind(number, tensors, given, caches[0], masks[0]):
                 self.kinds[number] = number
         kind = self.kinds[number]
-        key = (kind, hidden.shape, cache.capacity)
+        on_host = hidden.device.type == "cpu"
+        key = (kind, hidden.shape, cache.capacity, None if on_host else cache.seen)
         if key not in self.ready:
-            if hidden.device.type == "cpu" and cache.capacity > SEEN_MULTIPLE:  # else a pass reads all slots
+            if on_host and cache.capacity > SEEN_MULTIPLE:  # else a pass reads all slots
                 torch._dynamo.mark_dynamic(given[masks[0]], 3)
             self.ready[key] = compiled(partial(_run_layer, caches[0], masks[0]))
         with warnings.catch_warnings():
@@ -391,30 +392,32 @@ class Captured:
     """A function of CUDA tensors, captured as a graph at its first call and replayed at later ones.
 
     The first call executes it several times, so what it changes in place must allow that. Later
-    calls return the same tensors.
+    calls return the same tensors. A function that also depends on a number of the host, its
+    `version`, has a graph for each.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.graph: torch.cuda.CUDAGraph | None = None
+    def __init__(self, function: Callable[..., Any], version: Callable[[], int] = lambda: 0) -> None:
+        self.function, self.version = function, version
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, list[Tensor], Any]] = {}
 
     def __call__(self, *tensors: Tensor) -> Any:
-        if self.graph is None:
-            self._capture(tensors)
-        assert self.graph is not None
-        for captured, given in zip(self.inputs, tensors, strict=True):
+        version = self.version()
+        if version not in self.graphs:
+            self.graphs[version] = self._capture(tensors)
+        graph, inputs, outputs = self.graphs[version]
+        for captured, given in zip(inputs, tensors, strict=True):
             captured.copy_(given)
-        self.graph.replay()
-        return self.outputs
+        graph.replay()
+        return outputs
 
-    def _capture(self, tensors: tuple[Tensor, ...]) -> None:
-        self.inputs = [tensor.clone() for tensor in tensors]
+    def _capture(self, tensors: tuple[Tensor, ...]) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Any]:
+        inputs = [tensor.clone() for tensor in tensors]
         side_stream = torch.cuda.Stream()
         side_stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side_stream):
             for _ in range(CALLS_BEFORE_CAPTURE):
-                self.function(*self.inputs)
+                self.function(*inputs)
         torch.cuda.current_stream().wait_stream(side_stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.outputs = self.function(*self.inputs)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            return graph, inputs, self.function(*inputs)

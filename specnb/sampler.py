@@ -20,6 +20,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.arguments import named_settings, require_whole, shown
+from specnb.cache import LEAST_SLOTS
 from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
@@ -35,7 +36,7 @@ from specnb.trees import node_depths
 
 Draft = PreTrainedModel | Drafter | Literal["auto"] | None
 
-SLOT_MULTIPLE, LEAST_SLOTS, LEAST_EOS = 128, 512, 4  # few sizes are compiled or captured
+SLOT_MULTIPLE, LEAST_EOS = 128, 4  # few sizes are compiled or captured
 
 
 @dataclass(frozen=True)
@@ -396,6 +397,7 @@ class _Call:
                 if status is None:
                     continue
                 self._require_proper(status)
+                batch.longest = min(batch.longest, self._longest(status))
                 waiting = (len(self.prompts) - self.entered) * self.max_new_tokens
                 bar.update(max(expected - sum(status) - waiting - bar.n, 0))
                 if entered := self._replace(status):
@@ -407,6 +409,12 @@ class _Call:
         rows = [self.ended[number] for number in range(len(self.prompts))]
         probs = [row.probs for row in rows if row.probs is not None]
         return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
+
+    def _longest(self, status: Sequence[int]) -> int:
+        """The most tokens that a row can have now; `status` may be of before the last step."""
+        going = {row: number for row, number in self.prompt_of.items() if status[row] > IDLE}
+        lengths = [len(self.prompts[number]) + self.max_new_tokens - status[row] for row, number in going.items()]
+        return max(lengths, default=1) + self.sampler.gamma + 1
 
     def _compare_step(self) -> None:
         assert self.sampler.check is not None

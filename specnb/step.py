@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from specnb.cache import CachedModel, cache_bytes, decoder_config, free_memory, prefill
+from specnb.cache import CachedModel, cache_bytes, decoder_config, free_memory, prefill, readable
 from specnb.check import at_least_float
 from specnb.distributions import Sampling, Uniforms, overlap, standardise, uniforms
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
@@ -235,6 +235,8 @@ class Batch:
         self.rest: Callable[..., Outcome] = self.verify_and_emit
         self.graph: Captured | None = None
         self.last: tuple[Tensor, Tensor] | None = None
+        # Slots that a step on a GPU reads: as few as hold the longest row, whose length the host bounds.
+        self.sizes, self.seen, self.longest = readable(setup.slots), setup.slots, 1
         self.begins = True  # whether the next rows are the first of a call
 
     def clear(self, eos: Sequence[int]) -> None:
@@ -245,7 +247,7 @@ class Batch:
         # Rows without a prompt are evaluated, too, so they need a token.
         self.state.tokens.zero_()
         self.state.lengths.fill_(1)
-        self.begins = True
+        self.begins, self.longest = True, 1
         self.state.eos.copy_(torch.tensor([*eos, *[-1] * (len(self.state.eos) - len(eos))], dtype=torch.int64))
 
     def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
@@ -253,6 +255,7 @@ class Batch:
         state = self.state
         index = torch.tensor(rows, device=state.tokens.device)
         state.enter(index, prompts, uniforms, max_new_tokens)
+        self.longest = max(self.longest, *map(len, prompts))
         some = None if len(rows) == len(state.rows) else index
         self.runner.cache.finite = False  # NaN of a prompt reaches every token
         prefill(self.runner, state.tokens, state.lengths, some)
@@ -269,10 +272,13 @@ class Batch:
 
     @property
     def context(self) -> Context:
-        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states)
+        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states, self.seen)
 
     def step(self, mark: Callable[[str], None] | None = None) -> None:
         """Draft, verify, emit, for every row; `mark` is called with the name of each part as it ends."""
+        enough = [size for size in self.sizes if size >= self.longest + self.state.gamma]
+        self.seen = min(enough, default=self.setup.slots)
+        self.longest += self.state.gamma + 1
         self.last = self.graph() if self.graph is not None and mark is None else self.in_parts(mark)
 
     def in_parts(self, mark: Callable[[str], None] | None = None) -> tuple[Tensor, Tensor]:
@@ -311,7 +317,7 @@ class Batch:
         slots = first[:, None] + self.state.offsets[: draft_tokens.shape[1] + 1]
         newest = self.state.tokens.gather(1, slots[:, :1])
         entries = torch.cat([newest, draft_tokens.clamp(0, self.vocab - 1)], dim=1)
-        keep, seen = entries.shape[1], self.runner.cache.least(slots)
+        keep, seen = entries.shape[1], self.runner.cache.least(slots, known=self.seen)
         if self.tree is None:
             return self.runner.run(entries, slots, keep=keep, seen=seen)
         positions, visible = self.tree.positions(first), self.tree.visible(first, seen)
@@ -388,11 +394,11 @@ class Batch:
     def capture(self, in_parts: bool) -> None:
         capturable = self.drafter is None or self.drafter.capturable
         if capturable and not in_parts:
-            self.graph = Captured(self.in_parts)
+            self.graph = Captured(self.in_parts, lambda: self.seen)
         else:
             if capturable and self.drafter is not None:
-                self.draft = Captured(self.draft)
-            self.target, self.rest = Captured(self.target), Captured(self.rest)
+                self.draft = Captured(self.draft, lambda: self.seen)
+            self.target, self.rest = Captured(self.target, lambda: self.seen), Captured(self.rest)
 
     def warm_up(self) -> None:
         """Make steps on meaningless sequences, which compile or capture."""
@@ -400,10 +406,12 @@ class Batch:
         self.clear([])
         zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
         self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1)
-        if self.setup.target.device.type == "cpu":
+        if self.on_host:
             for width in self.widths:
                 self.target(torch.zeros(rows, width, dtype=torch.int64))
-        self.step()
+        for size in self.sizes[-1:] if self.on_host else self.sizes:
+            self.longest = size - state.gamma
+            self.step()
 
     def seconds_of_a_pass(self) -> float:
         """The time that verifying gamma tokens of each row takes on a CPU; to be called after `warm_up`."""

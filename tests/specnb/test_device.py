@@ -187,10 +187,11 @@ class Checked(Captured):
     the graph does."""
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        if self.graph is not None:
-            for captured, given in zip(self.inputs, tensors, strict=True):
+        if self.version() in self.graphs:
+            graph, inputs, _ = self.graphs[self.version()]
+            for captured, given in zip(inputs, tensors, strict=True):
                 captured.copy_(given)
-            self.graph.require_current(lambda: self.function(*self.inputs))  # type: ignore[attr-defined]
+            graph.require_current(lambda: self.function(*inputs))  # type: ignore[attr-defined]
         return super().__call__(*tensors)
 
 
@@ -242,6 +243,38 @@ def test_a_sampler_s_graph_serves_other_prompts_seeds_and_ends(any_device: Any, 
         require_equal(sampler.generate(PROMPTS[::-1], **asked), expected)
         batches.append(sampler.batch)
     assert batches == batches[:1] * 3
+
+
+@pytest.mark.parametrize("compile", [False, "graph"])
+@pytest.mark.parametrize("name", ["model", "attention head", "tree of a model"])
+def test_a_step_reads_few_slots_and_all_in_use(
+    name: str, compile: Any, any_device: Any, checked: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More as sequences grow, and fewer when a later call begins."""
+    asked: dict[str, Any] = {"max_new_tokens": 11, "seed": 1, "batch_size": 2}
+    expected = on_the_cpu(target(), PROMPTS, ALL[name](), gamma=gamma_of(ALL[name]()), progress=False, **asked)
+    for constant, value in (("cache.SEEN_MULTIPLE", 4), ("cache.LEAST_SLOTS", 4), ("sampler.SLOT_MULTIPLE", 4)):
+        monkeypatch.setattr(f"specnb.{constant}", value)
+    monkeypatch.setattr("specnb.sampler.LEAST_SLOTS", 4)
+    monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
+    read: list[int] = []
+    make = Batch.step
+
+    def watched(batch: Batch, mark: Any = None) -> None:
+        going = batch.state.remaining > 0
+        longest = int((batch.state.lengths * going).max())
+        make(batch, mark)
+        assert batch.seen >= longest + batch.state.gamma
+        read.append(batch.seen)
+
+    monkeypatch.setattr(Batch, "step", watched)
+    drafter = ALL[name]()
+    drafter.capturable = True
+    sampler = Sampler(placed(target()), drafter, gamma=gamma_of(drafter), compile=compile, progress=False)
+    for _ in range(2):
+        read.clear()
+        assert sampler.generate(PROMPTS, **asked).tokens == expected.tokens
+        assert read[0] < max(read)
 
 
 @pytest.mark.parametrize("drafter", [draft, lambda: PromptLookupDrafter(VOCAB, shortest=1)], ids=["model", "copies"])

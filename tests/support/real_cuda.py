@@ -22,7 +22,7 @@ class RealCuda:
     def watched(self, batch: Any) -> Iterator[None]:
         """Logs a step of `batch` as a replay or as launches, and as reads where torch says that the
         host waited."""
-        captured = batch.graph is not None and batch.graph.graph is not None
+        captured = batch.graph is not None and bool(batch.graph.graphs)
         mode = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
