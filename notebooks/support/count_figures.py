@@ -52,7 +52,7 @@ def plot_figure2(simulated: pd.DataFrame) -> Figure:
     axis.annotate(r"$\gamma=\infty$", (0.88, 1 / 0.12), (-6, 0), textcoords="offset points", color=COLOURS["muted"],
                   ha="right", fontsize=7)  # fmt: skip
     axis.set(xlabel=ALPHA, ylabel="tokens per step", xlim=(0, 1), ylim=(1, 11.3))
-    axis.set_title(r"More draft tokens add tokens only if $\alpha$ is high")
+    axis.set_title(r"More draft tokens add many tokens only if $\alpha$ is high")
     return figure
 
 
