@@ -336,8 +336,7 @@ def beam_search(
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
     private = PrivateModel(target)
-    longest = len(prompt) + max_new_tokens
-    require_agreement(target, private.modules, len(prompt), longest, len(prompt) - 1 + capacity, tree=True)
+    require_agreement(target, private.modules, len(prompt) - 1 + capacity, tree=True)
     of_target = TreeModel(private.modules, prompt, capacity)
     of_draft = None if drafter is None else TreeModel(drafter.private.modules, prompt, capacity, drafter.token_map)
     states, levels = [start()], list[int]()

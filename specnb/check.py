@@ -9,7 +9,6 @@ in float32 decides. A draft model needs no check, because the rule makes any q e
 from __future__ import annotations
 
 import copy
-import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,8 +29,6 @@ ROUNDINGS = 2  # the loop may be off by so many times what the model in pieces i
 DISAGREEING = 0.05  # a model in 32 bits or more whose passes differ by more disagrees with itself
 PIECES = 8  # of a completion, beside its prompt
 LEAVES = 8  # of a tree, whose paths are compared
-# Names of numbers in a configuration at which a model may change what it computes
-THRESHOLDS = re.compile(r"window|chunk|floor|top_?k|keep|original_max|block_size|context_length|n_?ctx|local")
 
 
 class Difference(NamedTuple):
@@ -200,18 +197,11 @@ def copy_fits(model: PreTrainedModel) -> bool:
     return bool(2 * model.num_parameters() * torch.float32.itemsize < free_memory(model.device))
 
 
-def require_agreement(
-    model: PreTrainedModel, modules: PreTrainedModel, longest: int, total: int, slots: int, tree: bool = False
-) -> None:
-    """Raise `TypeError` if `modules` in the loop have other distributions than `model` alone.
-
-    Probed are a few tokens, and the lengths between `longest`, the longest prompt, and `total` at
-    which the configuration says that the model changes.
-    """
+def require_agreement(model: PreTrainedModel, modules: PreTrainedModel, slots: int, tree: bool = False) -> None:
+    """Raise `TypeError` if `modules` in the loop have other distributions over a few tokens than `model` alone."""
     limit = context_limit(model) or 2 * HALF
-    short = 2 * max(min(HALF, limit // 2), 1)
-    crossed = [at + HALF for at in thresholds(model) if longest < at < total and at + HALF <= limit]
-    for kind, length in [("chain", short), *([("tree", short)] if tree else []), *(("chain", at) for at in crossed)]:
+    length = 2 * max(min(HALF, limit // 2), 1)
+    for kind in ("chain", "tree") if tree else ("chain",):
         found, allowed = difference_from_itself(model, modules, max(slots, length + HALF), kind, length)
         if found > allowed:
             raise TypeError(
@@ -221,13 +211,6 @@ def require_agreement(
                 "needs is_decoder=True), count positions from another number than 0, or make a mask or window of its "
                 "own from the length of the cache"
             )
-
-
-def thresholds(model: PreTrainedModel) -> list[int]:
-    config = model.config.get_text_config(decoder=True).to_dict()
-    flat = config | (config.get("rope_parameters") or config.get("rope_scaling") or {})
-    numbers = {value for name, value in flat.items() if isinstance(value, int) and THRESHOLDS.search(name)}
-    return sorted(value for value in numbers if value > 2 * HALF)
 
 
 def difference_from_itself(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -60,11 +59,6 @@ class Sampling:
             raise ValueError(f"top_p is {self.top_p!r}; it must lie in (0, 1], where 1 keeps every token")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
-
-
-def require_sampling(sampling: Any) -> None:
-    if not isinstance(sampling, Sampling):
-        raise TypeError(f"sampling is {sampling!r}; it must be a specnb.distributions.Sampling, such as Sampling()")
 
 
 def standardise(

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from specnb.arguments import require_number, shown
 from specnb.cache import CachedModel, prefill
-from specnb.distributions import Sampling, require_sampling, sample, standardise
+from specnb.distributions import Sampling, sample, standardise
 from specnb.fast import Compile, PrivateModel
 from specnb.rules import Outcome
 from specnb.support import TokenMap, require_supported
@@ -264,7 +264,6 @@ class ModelDrafter(ChainDrafter):
         capturable: bool = False,
     ) -> None:
         self.require_model(model)
-        require_sampling(sampling)
         self.model = self.draft_model = model
         self.private = PrivateModel(model, compile)
         if self.private.compiled is not None:

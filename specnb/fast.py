@@ -28,7 +28,7 @@ from transformers.masking_utils import sdpa_mask
 from specnb.cache import SEEN_MULTIPLE, RaggedCache, decoder_config, written_and_seen
 
 Module = TypeVar("Module", bound=nn.Module)
-Compile = bool | Literal["auto", "graph"]
+Compile = bool | Literal["auto"]
 
 GROUPED = "sdpa_grouped"
 # Weights of the smallest model that `compile="auto"` compiles; a smaller one does not earn back the

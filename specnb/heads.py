@@ -19,7 +19,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
 from specnb.cache import RaggedCache
-from specnb.distributions import Sampling, require_sampling, sample, standardise
+from specnb.distributions import Sampling, sample, standardise
 from specnb.drafters import Context, Drafter, Proposal, padded, require_own_batch
 from specnb.fast import Compile, pack, shared_copy
 from specnb.rules import Outcome
@@ -163,7 +163,6 @@ class HeadDrafter(Drafter):
         most: int | None = None,
     ) -> None:  # fmt: skip
         require_supported(target)
-        require_sampling(sampling)
         self.head: Any = shared_copy(head)
         self.sampling, self.most = sampling, most
         self.vocab = vocabulary(target)

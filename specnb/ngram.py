@@ -168,36 +168,16 @@ class PromptLookupDrafter(ChainDrafter):
 
     def matches(self, context: Context) -> tuple[Tensor, Tensor]:
         """The slot from which each row copies, and how many tokens before it agree; 0 if fewer than `shortest`."""
-        tokens, lengths = context.tokens, context.lengths
-        if tokens.device.type == "cpu":
-            rows = zip(tokens.numpy(), lengths.tolist(), strict=True)
-            places, matched = torch.tensor([latest_match(row[:length], self.longest) for row, length in rows]).unbind(1)
-        else:
-            slots = tokens.shape[1]
-            lengths_of_all = match_lengths(tokens, lengths, self.longest)
-            best = (lengths_of_all * slots + torch.arange(slots, device=tokens.device)).amax(dim=1)
-            places, matched = best % slots, best // slots
+        slots = context.tokens.shape[1]
+        matches = match_lengths(context.tokens, context.lengths, self.longest)
+        best = (matches * slots + torch.arange(slots, device=matches.device)).amax(dim=1)
+        places, matched = best % slots, best // slots
         enough = matched >= self.shortest
         return places * enough, matched * enough
 
     def distribution(self, context: Context, position: int) -> Tensor:
         no_uniforms = context.lengths.new_zeros(len(context.lengths), 1)  # one token is asked for
         return padded(*self.propose(context, no_uniforms), 1).q[:, 0]
-
-
-def latest_match(row: Ints, longest: int) -> tuple[int, int]:
-    """The last slot of the greatest match in `row`, and its length; 0, 0 for none."""
-    newest = len(row) - 1
-    ends = np.flatnonzero(row[:newest] == row[newest])
-    if not len(ends):
-        return 0, 0
-    for length in range(1, longest):
-        longer = ends[ends >= length]
-        longer = longer[row[longer - length] == row[newest - length]]
-        if not len(longer):
-            return int(ends[-1]) + 1, length
-        ends = longer
-    return int(ends[-1]) + 1, longest
 
 
 def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:

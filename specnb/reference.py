@@ -1,4 +1,4 @@
-"""Algorithm 1 of the paper for one row, line by line: the reference that tests and notebooks compare with.
+"""Algorithm 1 of the paper for one row, line by line: the reference that tests compare with.
 
 It has no cache, batch or models, only functions from tokens to probabilities. With
 `fractions.Fraction` its results are exact.

@@ -156,7 +156,7 @@ def require_outcome(outcome: Any, rows: int, with_path: bool = False) -> None:
 
 @cache
 def _chain(gamma: int) -> TokenTree:
-    return TokenTree(chain(gamma), tables=False)  # without tables it holds no tensors, and belongs to no device
+    return TokenTree(chain(gamma))  # on any device: no rule reads the tables of a chain
 
 
 # From the root down

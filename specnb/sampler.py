@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from specnb.arguments import named_settings, require_whole, shown
 from specnb.cache import LEAST_SLOTS
 from specnb.check import Check, require_agreement
-from specnb.distributions import Sampling, require_sampling
+from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel
 from specnb.loading import Pair
@@ -139,20 +139,19 @@ class Sampler:
     rule
         The acceptance rule; by default `token_verification` (Algorithm 1).
     compile
-        "auto" packs weights on a CPU, and compiles layers of a large model in 16 bits
-        (`specnb.fast`); on a GPU it captures the step as a graph. True compiles layers of any
-        model, and captures on a GPU; "graph" only captures. All but a graph change the last bits of
-        the logits.
+        "auto": on a CPU packs weights, and compiles layers of a large model in 16 bits
+        (`specnb.fast`); on a GPU captures the step as a graph. True compiles layers of any model,
+        too. Packing and compiling change the last bits of the logits.
     check
-        Compare the loop with the model's own forward passes (`specnb.check`): on a few tokens
-        before the first step, after the first step of a new batch, and at the end of its shortest
-        and longest prompt; in every call, at the end of the first refilled row, and of sequences
-        longer than any compared before.
+        Compare the loop with the model's own forward passes (`specnb.check`). For a new batch: a
+        few tokens before the first step, the first step, and the completions of the shortest and
+        the longest prompt. In every call: the first refilled row, and sequences longer than any
+        compared before.
     tokenizer
         With one, prompts may be texts, and completions have texts.
     rows, slots
-        Sequences, and tokens of each, to make room for: calls up to these sizes compile and capture
-        once.
+        Room for so many sequences, of so many tokens and gamma + 1 more: calls up to these sizes
+        compile and capture once.
     hooks
         What to record or replace.
     progress
@@ -195,18 +194,15 @@ class Sampler:
         if isinstance(target, Pair):
             draft = target.draft if isinstance(draft, str) and draft == "auto" else draft
             tokenizer, target = tokenizer or target.tokenizer, target.target
-        require_sampling(sampling)
-        if not isinstance(compile, bool) and compile not in ("auto", "graph"):
-            raise ValueError(f'compile is {shown(compile)}; it must be False, True, "auto" or "graph"')
-        if compile == "graph" and target.device.type != "cuda":
-            raise ValueError(f"a graph needs a CUDA device, and the target is on {target.device}; leave compile out")
+        if not isinstance(compile, bool) and compile != "auto":
+            raise ValueError(f'compile is {shown(compile)}; it must be False, True or "auto"')
         self.target, self.sampling, self.tokenizer = target, sampling, tokenizer
         self.hooks, self.progress = hooks or Hooks(), progress
         drafter = self.drafter_of(draft, compile)
         self.require_models(drafter)
         self.gamma = _gamma_of(gamma, drafter)
         self.drafter = drafter if self.gamma else None
-        self.made_drafter = drafter is not draft  # whether its cache belongs to the batch of this sampler
+        self.made_drafter = drafter is not draft  # then no other batch uses its cache
         self.rule = token_verification if rule is None else rule
         if self.drafter is not None and self.drafter.parents is not None and self.drafter.scheme is not None:
             require_exact(self.rule, self.drafter.scheme, self.drafter.parents)
@@ -217,7 +213,7 @@ class Sampler:
         self.private = PrivateModel(target, compile)
         # A batch class of the user's is not compared with the model, because known bugs are such classes.
         self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None
-        self.checked = 0  # tokens of the longest sequence that was compared, 0 for a new batch
+        self.longest_compared = 0  # tokens of the longest sequence that was compared, 0 for a new batch
 
     def drafter_of(self, draft: Draft, compile: Compile) -> Drafter | None:
         if isinstance(draft, str):
@@ -312,7 +308,7 @@ class Sampler:
             kept = self.batch.setup
             if kept.rows == rows and kept.slots >= slots and kept.steps >= steps and kept.eos >= eos:
                 return self.batch
-        # The old batch is freed before the new one is made; no graph holds the drafter's cache any more.
+        # Frees the old batch before the new one is made, and the graph that may hold the drafter's cache.
         self.batch = None
         if self.made_drafter and isinstance(self.drafter, ModelDrafter):
             self.drafter.allocated = ()
@@ -328,10 +324,10 @@ class Sampler:
         require_memory(setup)
         if self.check is not None:
             tree = self.drafter is not None and self.drafter.parents is not None
-            require_agreement(self.target, self.private.modules, longest, longest + max_new_tokens, slots, tree)
+            require_agreement(self.target, self.private.modules, slots, tree)
         batch = (self.hooks.batch_class or Batch)(setup)
         self._prepare(batch)
-        self.batch, self.checked = batch, 0
+        self.batch, self.longest_compared = batch, 0
         return batch
 
     def _prepare(self, batch: Batch) -> None:
@@ -369,8 +365,8 @@ class _Call:
         self.entered = 0  # prompts that have, or had, a row
         self.prompt_of: dict[int, int] = {}
         lengths = list(map(len, prompts))
-        self.checked = sampler.checked
-        self.is_new = sampler.check is not None and not self.checked
+        self.longest_compared = sampler.longest_compared
+        self.is_new = sampler.check is not None and not self.longest_compared
         self.to_compare = {lengths.index(min(lengths)), lengths.index(max(lengths))} if self.is_new else set[int]()
         if rows < len(prompts):
             self.to_compare.add(rows)  # the first to take over a row
@@ -405,13 +401,14 @@ class _Call:
                 elif not any(status):
                     break
         self._collect(list(self.prompt_of))
-        self.sampler.checked = self.checked  # only now, because a call that ends in an error may be repeated
+        # Only now, because a call that ended in an error may be repeated.
+        self.sampler.longest_compared = self.longest_compared
         rows = [self.ended[number] for number in range(len(self.prompts))]
         probs = [row.probs for row in rows if row.probs is not None]
         return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
 
     def _longest(self, status: Sequence[int]) -> int:
-        """The most tokens that a row can have now; `status` may be of before the last step."""
+        """An upper bound on the tokens of any row: a step more than `status` says, which may be one step old."""
         going = {row: number for row, number in self.prompt_of.items() if status[row] > IDLE}
         lengths = [len(self.prompts[number]) + self.max_new_tokens - status[row] for row, number in going.items()]
         return max(lengths, default=1) + self.sampler.gamma + 1
@@ -452,11 +449,11 @@ class _Call:
         lengths = {number: len(self.prompts[number]) + len(self.ended[number].tokens) for number in numbers}
         longest = max(numbers, key=lambda number: lengths[number])
         for number in numbers:
-            if number in self.to_compare or (number == longest and lengths[number] > self.checked):
+            if number in self.to_compare or (number == longest and lengths[number] > self.longest_compared):
                 completed = self.ended[number]
                 assert completed.log_probs is not None
                 self.sampler.check.completion(self.prompts[number], completed.tokens, completed.log_probs)
-        self.checked = max(self.checked, lengths[longest])
+        self.longest_compared = max(self.longest_compared, lengths[longest])
 
     def _require_proper(self, status: Sequence[int]) -> None:
         """Raise `FloatingPointError` if a token rests on NaN, `ValueError` if a proposal was invalid."""

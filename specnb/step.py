@@ -42,7 +42,7 @@ class Setup:
     target, drafter, gamma
         The modules that the loop runs; without a drafter gamma is 0.
     rows, slots, steps, eos
-        Sequences, cache slots and steps of each, and tokens that end one, at most.
+        At most so many sequences, cache slots and steps of each, and end tokens.
     keep_probs, log_probs
         Whether to keep the target's distribution, or the log-probability before temperature and
         filters, of every new token.
@@ -104,7 +104,7 @@ class State:
         self.tokens = zeros(setup.slots)
         self.lengths, self.starts, self.remaining, self.steps, self.status = (zeros() for _ in range(5))
         self.has_nan, self.improper = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
-        # One more than there can be steps, because a row that has ended points to the next one.
+        # One more: a row that has ended points past its last step.
         self.uniforms = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
         self.step_uniforms = zeros(2 * gamma + 1, dtype=torch.float64)
         self.record = zeros(steps + 1, 2 * gamma + 3, dtype=torch.float64)
@@ -112,7 +112,7 @@ class State:
         self.offsets = torch.arange(gamma + 1, device=device)
         self.rows = torch.arange(rows, device=device)
         self.path: Tensor | None = None
-        # A step writes gamma + 1 distributions from the next token on.
+        # A step writes gamma + 1 places from the next token on.
         tokens = steps + gamma + 1
         self.probs = zeros(tokens, vocabulary(setup.target), dtype=setup.probs_dtype) if setup.keep_probs else None
         self.log_probs = zeros(tokens, dtype=torch.float64) if setup.log_probs else None
@@ -149,15 +149,14 @@ class State:
         block = self.block(proposal, outcome)
         offsets = self.offsets[: block.shape[1]]
         emitted = torch.minimum(outcome.accepted + 1, self.remaining)
+        self.remaining -= emitted
         if len(self.eos):
             end = torch.where(torch.isin(block, self.eos), offsets + 1, self.gamma + 2).amin(dim=1)
-            # After an end token nothing remains to be emitted.
-            self.remaining.copy_(torch.where(end <= emitted, end, self.remaining))
+            self.remaining.masked_fill_(end <= emitted, IDLE)
             emitted = torch.minimum(emitted, end)
         # The whole block is written; tokens that are not emitted lie beyond the row's length.
         self.tokens.scatter_(1, self.lengths[:, None] + offsets, block)
         self.lengths += emitted
-        self.remaining -= emitted
         return emitted
 
     def keep(self, kept: Tensor, values: Tensor) -> None:
@@ -228,14 +227,15 @@ class Batch:
         fewest = setup.gamma if self.drafter is None else self.drafter.fewest(setup.gamma)
         self.on_host = setup.target.device.type == "cpu"
         # On a CPU a pass is as wide as the proposal; compiled are the fewest and the most draft tokens.
-        self.widths = (setup.gamma,) if self.tree is not None or not self.on_host else (fewest, setup.gamma)
+        self.cuts = self.on_host and self.tree is None
+        self.widths = (fewest, setup.gamma) if self.cuts else (setup.gamma,)
         self.width = setup.gamma
         self.draft: Callable[..., Proposal] = self.propose
         self.target: Callable[..., Tensor] = self.run_target
         self.rest: Callable[..., Outcome] = self.verify_and_emit
         self.graph: Captured | None = None
         self.last: tuple[Tensor, Tensor] | None = None
-        # Slots that a step on a GPU reads: as few as hold the longest row, whose length the host bounds.
+        # A step on a GPU reads the fewest of `sizes` slots that hold the longest row, whose length the host bounds.
         self.sizes, self.seen, self.longest = readable(setup.slots), setup.slots, 1
         self.begins = True  # whether the next rows are the first of a call
 
@@ -304,8 +304,8 @@ class Batch:
         require_shapes(proposal, len(uniforms), self.state.gamma, self.vocab, shorter=self.tree is None)
         draft_tokens, q = proposal
         self.width = self.state.gamma
-        if len(self.widths) > 1:
-            # The pass ends at the last position at which some row proposes a token.
+        if self.cuts:
+            # The last position at which some row proposes a token.
             used = ((draft_tokens != -1) | (q.sum(dim=-1) != 0)).any(dim=0)
             self.width = int((used * self.state.offsets[1 : len(used) + 1]).amax()) if len(used) else 0
             draft_tokens, q = draft_tokens[:, : self.width], q[:, : self.width]
@@ -327,7 +327,7 @@ class Batch:
         state = self.state
         # Verify.
         if q.shape[1]:
-            draft_tokens = self.checked(draft_tokens, q)
+            draft_tokens = self.valid_tokens(draft_tokens, q)
         p = standardise(logits, self.sampling, check=False)
         shape = () if self.tree is None else (self.tree,)
         accept_uniforms, final_uniform = self.verification_uniforms()
@@ -369,7 +369,7 @@ class Batch:
         """p, logits and draft tokens along the accepted path of a tree, whose cache entries are moved."""
         assert self.state.path is not None
         self.state.path[self.state.rows, self.state.steps] = path
-        # Entries after the last accepted node are -1; what they select lies beyond the row's new length.
+        # Places after the accepted path read anything; they lie beyond the new length.
         root, nodes = torch.zeros_like(path[:, :1]), path.clamp_min(0)
         first = self.state.lengths[:, None]
         self.runner.move(first + nodes, first + self.state.offsets[: path.shape[1]])
@@ -382,8 +382,8 @@ class Batch:
         _, accept, final = self.state.step_uniforms.split([gamma, gamma, 1], dim=1)
         return accept[:, : self.width], final[:, 0]
 
-    def checked(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
-        """Mark rows with an invalid proposal, NaN aside; return draft tokens that can be indices."""
+    def valid_tokens(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
+        """Mark rows with an invalid proposal, NaN aside; return draft tokens of the vocabulary, or -1."""
         known = draft_tokens.clamp(-1, self.vocab - 1)
         wrong = no_distribution(Proposal(draft_tokens, q)) | (known != draft_tokens)
         # A token whose q is 0 was not sampled from q, and a rule would accept it with certainty.
@@ -391,9 +391,9 @@ class Batch:
         self.state.improper |= wrong.any(dim=1) & (self.state.remaining > IDLE)
         return known
 
-    def capture(self, in_parts: bool) -> None:
+    def capture(self, timed: bool) -> None:
         capturable = self.drafter is None or self.drafter.capturable
-        if capturable and not in_parts:
+        if capturable and not timed:
             self.graph = Captured(self.in_parts, lambda: self.seen)
         else:
             if capturable and self.drafter is not None:

@@ -31,7 +31,7 @@ class Siblings(NamedTuple):
 
 
 class TokenTree:
-    """The tree `parents` with the tables that forward passes and rules need; a chain can do without `tables`.
+    """The tree `parents` with the tables that forward passes and rules need; rules read none for a chain.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class TokenTree:
     [[-1, -1], [0, -1], [1, -1], [0, 2]]
     """
 
-    def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu", tables: bool = True) -> None:
+    def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.parents, self.device = tuple(parents), device
         self.node_depths = node_depths(self.parents)
         self.depth, nodes = max(self.node_depths, default=0), len(self.parents)
@@ -61,8 +61,6 @@ class TokenTree:
         for rank, parent in zip(ranks, self.parents, strict=True):
             turns.append(rank + (turns[parent] if parent >= 0 else 0))
         self.by_rank, self.by_turns = self._grouped(ranks), self._grouped(turns)
-        if not tables:
-            return
         paths: list[list[int]] = [[]]
         for node, parent in enumerate(self.parents):
             paths.append([*paths[parent + 1], node])

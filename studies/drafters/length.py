@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specnb.distributions import Sampling, require_sampling, standardise_probs
+from specnb.distributions import Sampling, standardise_probs
 from specnb.drafters import ChainDrafter, Context, Proposal, require_part
 from specnb.rules import Outcome
 
@@ -28,7 +28,6 @@ class ShortenedDrafter(ChainDrafter):
 
     def __init__(self, drafter: ChainDrafter, sampling: Sampling = Sampling()) -> None:
         require_part("drafter", drafter)
-        require_sampling(sampling)
         if getattr(drafter, "sampling", Sampling()) != Sampling():
             raise ValueError("drafter samples otherwise than from its logits; give `sampling` to the drafter around it")
         self.drafter, self.sampling = drafter, sampling

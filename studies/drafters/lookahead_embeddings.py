@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.cache import additive_mask
-from specnb.distributions import Sampling, require_sampling, sample, standardise
+from specnb.distributions import Sampling, sample, standardise
 from specnb.drafters import Context, Proposal
 from specnb.heads import WEIGHTS
 from specnb.loading import TRAINED_PAIR, load_pair
@@ -88,7 +88,6 @@ class PassDrafter(OnePassDrafter):
     """
 
     def __init__(self, vocab: int, count: int, sampling: Sampling = Sampling()) -> None:
-        require_sampling(sampling)
         self.vocab, self.count, self.sampling = vocab, count, sampling
         self.parents = chain(count)
         self.extra_parents = vectors_after(range(-1, count), count, count)

@@ -20,7 +20,7 @@ its kind:
   from captured passes timed in the same item
 - `part`: milliseconds of each part of a step, and the fraction of a call in which the device works
 
-Ways to decode are ours, captured as a graph (`compile="graph"`) or with layers that torch compiles
+Ways to decode are ours, captured as a graph (`compile="auto"`) or with layers that torch compiles
 before they are captured (`compile=True`), with the number of draft tokens; in `call` also eager, and
 transformers' own generation, with prompt lookup or the draft model; in `static` with its static
 cache, which it compiles.
@@ -77,7 +77,7 @@ def audited(given: Setup, temperature: float, sequences: int, new_tokens: int) -
     rows, which are refilled."""
     prompts = (given.prompts * sequences)[:sequences]
     sampling = Sampling(temperature)
-    modes: dict[str, Compile] = {"graph": "graph", "compiled": True}
+    modes: dict[str, Compile] = {"graph": "auto", "compiled": True}
     for (name, (make, gammas)), mode in product(given.drafters.items(), modes):
         gamma = gammas[0]
         made = generate(
@@ -198,7 +198,7 @@ def parts(given: Setup, sampling: Sampling, new_tokens: int) -> Iterator[Line]:
     """Milliseconds of each part of a step, each a graph of its own, and how long the device works in a
     call whose step is one graph."""
     (name, (make, gammas)), *_ = given.drafters.items()
-    modes: dict[str, Compile] = {"graph": "graph", "compiled": True}
+    modes: dict[str, Compile] = {"graph": "auto", "compiled": True}
     for mode, timed in product(modes, (True, False)):
         about: Line = {"way": f"{name} {gammas[0]}, {mode}", "rows": 1}
         sampler = Sampler(
@@ -244,7 +244,7 @@ def measure(
     elif kind == "pass":
         card = {line["way"]: line["rate"] for line in rates()}
         lines += [about | {"kind": "card", "way": way, "rate": rate} for way, rate in card.items()]
-        modes: dict[str, Compile] = {"graph": "graph", "compiled": True}
+        modes: dict[str, Compile] = {"graph": "auto", "compiled": True}
         for rows, mode in product((1, 16, 64), modes):
             lines += passes(given, rows, mode, costs_of(given, rows, modes[mode], lengths, repetitions), card)
     elif kind == "part":
@@ -254,7 +254,7 @@ def measure(
         sampling = Sampling(temperature)
         about |= {"prompts": text, "temperature": temperature}
         own: dict[str, dict[str, Compile]] = {
-            "call": {"eager": False, "graph": "graph"}, "graph": {"graph": "graph"}, "compiled": {"compiled": True},
+            "call": {"eager": False, "graph": "auto"}, "graph": {"graph": "auto"}, "compiled": {"compiled": True},
             "static": {"compiled": True},
         }  # fmt: skip
         ways = own_ways(given, sampling, rows, new_tokens, own[kind])

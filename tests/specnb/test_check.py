@@ -26,7 +26,7 @@ from transformers import (
 
 from specnb import Sampler, beam_search, generate
 from specnb.cache import prefill
-from specnb.check import Check, difference_from_itself, require_agreement, rounding, thresholds
+from specnb.check import Check, difference_from_itself, require_agreement, rounding
 from specnb.drafters import TreeDrafter
 
 VOCAB = 24
@@ -161,7 +161,7 @@ def test_rounding_in_16_bits_hides_nothing(
     """A copy in float32 decides, where there is memory for it."""
     model = make().bfloat16()
     with pytest.raises(TypeError, match=REFUSED):
-        require_agreement(model, model, longest=2, total=40, slots=64)
+        require_agreement(model, model, slots=64)
     monkeypatch.setattr("specnb.check.copy_fits", lambda model: False)
     assert difference_from_itself(model, model, 64, "chain", 6).allowed == rounding(torch.bfloat16)
 
@@ -177,7 +177,7 @@ def test_a_model_that_fails_in_the_loop_is_refused() -> None:
 def test_a_model_that_agrees_is_not_refused(make: Callable[..., PreTrainedModel], dtype: torch.dtype) -> None:
     model = make(vocab=VOCAB, dtype=dtype)
     for slots in (1, 16, 100):
-        require_agreement(model, model, longest=3, total=12, slots=slots, tree=True)
+        require_agreement(model, model, slots=slots, tree=True)
     draft = make(vocab=VOCAB, seed=5, dtype=dtype)
     generate(model, [[3], [3, 4, 5]] * 2, draft, batch_size=2, max_new_tokens=12)  # without a warning, too
 
@@ -189,19 +189,16 @@ def test_a_draft_may_differ() -> None:
 
 
 @pytest.mark.parametrize("window", [3, 40])
-def test_the_probe_reaches_across_a_window(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_is_part_of_the_mask(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     base = mistral(VOCAB, dtype=torch.float64)
     config = copy.deepcopy(base.config)
     config.sliding_window, config.max_position_embeddings = window, 64
     model = MistralForCausalLM(config).double().eval()
     model.load_state_dict(base.state_dict())
-    require_agreement(model, model, longest=3, total=60, slots=64)
+    generate(model, [[3, 4, 5]], None, max_new_tokens=50)
     monkeypatch.setattr("specnb.cache.sliding_window", lambda config: 0)
-    with pytest.raises(TypeError, match=REFUSED):
-        require_agreement(model, model, longest=3, total=60, slots=64)
-    if window > 6:  # it is not looked at where no sequence reaches it
-        assert thresholds(model) == [window]
-        require_agreement(model, model, longest=3, total=window, slots=64)
+    with pytest.raises(TypeError, match="wrong distributions"):
+        generate(model, [[3, 4, 5]], None, max_new_tokens=50)
 
 
 @pytest.mark.parametrize("prompt", [3, 40])

@@ -161,7 +161,7 @@ def test_a_captured_step_is_one_replay_with_the_tokens_of_the_cpu(
     monkeypatch.setattr(drafter_kinds, "DEVICE", "cuda")
     drafter = ALL[name]()
     drafter.capturable = True
-    common = COMMON | {"compile": "graph", "check": True}
+    common = COMMON | {"compile": "auto", "check": True}
     made = generate(placed(target()), PROMPTS, drafter, gamma=gamma_of(drafter), **common)
     require_equal(made, expected)
     assert len(steps) > 3
@@ -209,7 +209,7 @@ def test_every_rule(name: str, parents: tuple[int, ...] | None, any_device: Any)
 
     common = COMMON | {"gamma": len(parents or "123"), "rule": RULES[name]}
     expected = on_the_cpu(target(), PROMPTS, drafter(draft()), **common)
-    made = generate(placed(target()), PROMPTS, drafter(placed(draft())), compile="graph", **common)
+    made = generate(placed(target()), PROMPTS, drafter(placed(draft())), compile="auto", **common)
     require_equal(made, expected)
 
 
@@ -218,7 +218,7 @@ def test_every_sampling(sampling: Sampling, any_device: Any, checked: None) -> N
     models = placed(target()), placed(draft())
     common = COMMON | {"gamma": 2, "sampling": sampling}
     expected = on_the_cpu(target(), PROMPTS, draft(), **common)
-    for compile in (False, "graph"):
+    for compile in (False, "auto"):
         require_equal(generate(models[0], PROMPTS, models[1], compile=compile, **common), expected)
 
 
@@ -229,7 +229,7 @@ def test_every_architecture(make: Callable[..., PreTrainedModel], any_device: An
     tree = drafter_kinds.TableTreeDrafter(drafter_kinds.TWO_DRAFTS)
     expected = on_the_cpu(model, PROMPTS, tree, gamma=2, **COMMON)
     tree.table = tree.table.to("cuda")
-    for compile in (False, "graph"):
+    for compile in (False, "auto"):
         common = COMMON | {"compile": compile, "check": True}
         require_equal(generate(placed(model), PROMPTS, tree, gamma=2, **common), expected)
 
@@ -245,7 +245,7 @@ def test_a_sampler_s_graph_serves_other_prompts_seeds_and_ends(any_device: Any, 
     assert batches == batches[:1] * 3
 
 
-@pytest.mark.parametrize("compile", [False, "graph"])
+@pytest.mark.parametrize("compile", [False, "auto"])
 @pytest.mark.parametrize("name", ["model", "attention head", "tree of a model"])
 def test_a_step_reads_few_slots_and_all_in_use(
     name: str, compile: Any, any_device: Any, checked: None, monkeypatch: pytest.MonkeyPatch
@@ -298,7 +298,7 @@ def test_what_torch_compiles(
     assert sampler.private.compiled.ready
 
 
-@pytest.mark.parametrize("compile", [False, "graph", True])
+@pytest.mark.parametrize("compile", [False, "auto", True])
 def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is a graph of its own. What torch would compile is run as it is."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
@@ -310,7 +310,7 @@ def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: py
     assert all(len(seconds) >= made.record.target_passes.max() for seconds in made.record.seconds.values())
 
 
-@pytest.mark.parametrize("compile", [False, "graph"])
+@pytest.mark.parametrize("compile", [False, "auto"])
 def test_traces_and_distributions_are_those_of_the_cpu_and_nothing_is_read_for_them(
     compile: Any, steps: list[Log]
 ) -> None:
@@ -331,7 +331,7 @@ def test_a_graph_keeps_its_drafter(any_device: Any) -> None:
     """With another cache in the drafter, the graph would go on with memory that is somebody
     else's."""
     drafter = ModelDrafter(placed(draft()), capturable=True)
-    generate(placed(target()), PROMPTS, drafter, gamma=2, compile="graph", **COMMON)
+    generate(placed(target()), PROMPTS, drafter, gamma=2, compile="auto", **COMMON)
     with pytest.raises(ValueError, match="make another drafter"):
         generate(placed(target()), PROMPTS, drafter, gamma=2, **COMMON)
 
@@ -358,7 +358,7 @@ def test_beam_search(any_device: Any) -> None:
 def test_costs_are_measured_on_captured_passes(device: SimulatedCuda) -> None:
     pair = roomy_pair()
     pair = without_tokenizer(placed(pair.target), placed(pair.draft))
-    for compile in (False, "graph"):
+    for compile in (False, "auto"):
         costs = measure_costs(pair, context=3, lengths=(1, 2), repetitions=3, compile=compile, progress=False)
         assert (costs.target.shape, costs.draft.shape) == ((3, 2), (3,))
     assert device.counts()["replay"] > 0
@@ -394,7 +394,7 @@ LAUNCHES = {None: 190, "table": 290, "prompt lookup": 265, "model": 660, "tree o
 tree of 5 nodes."""
 
 
-@pytest.mark.parametrize("compile", [False, "graph"])
+@pytest.mark.parametrize("compile", [False, "auto"])
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_the_host_calls_few_operations_and_reads_once_a_step(
     name: str | None, compile: Any, device: SimulatedCuda, steps: list[Log], monkeypatch: pytest.MonkeyPatch
@@ -468,7 +468,7 @@ def test_a_fault_in_a_step_is_logged_and_cannot_be_captured(name: str, device: S
     require_equal(generate(model, PROMPTS, Faulty(fault), gamma=2, **COMMON), expected)
     assert kinds(steps) == {"launch", kind}
     with pytest.raises(RuntimeError, match=re.escape(message)):
-        generate(model, PROMPTS, Faulty(fault), gamma=2, compile="graph", **COMMON)
+        generate(model, PROMPTS, Faulty(fault), gamma=2, compile="auto", **COMMON)
 
 
 def shifted(table: torch.Tensor, context: Context, by: Any) -> torch.Tensor:
@@ -489,7 +489,7 @@ def test_a_number_that_changes_between_replays_is_noticed(name: str, device: Sim
     """It changes with every call, and a graph keeps the one that it was captured with."""
     fault, message = CHANGES[name]
     with pytest.raises(RuntimeError, match=message):
-        generate(placed(target()), PROMPTS, Faulty(fault), gamma=2, compile="graph", **COMMON)
+        generate(placed(target()), PROMPTS, Faulty(fault), gamma=2, compile="auto", **COMMON)
 
 
 class MadeAtStart(UniformDrafter):
@@ -508,7 +508,7 @@ class MadeAtStart(UniformDrafter):
 def test_memory_that_a_graph_uses_has_to_stay(device: SimulatedCuda) -> None:
     drafter = MadeAtStart(VOCAB)
     with pytest.raises(RuntimeError, match=r"the graph uses a tensor \(2, 4\) that no longer exists"):
-        generate(placed(target()), PROMPTS, drafter, gamma=3, compile="graph", **COMMON)
+        generate(placed(target()), PROMPTS, drafter, gamma=3, compile="auto", **COMMON)
 
 
 @pytest.mark.parametrize("waits", [True, False])

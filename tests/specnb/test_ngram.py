@@ -20,7 +20,6 @@ from specnb.ngram import (
     NgramDrafter,
     NgramModel,
     PromptLookupDrafter,
-    latest_match,
     match_lengths,
 )
 
@@ -110,7 +109,7 @@ SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=14)
 
 @given(row=SEQUENCES, longest=st.integers(1, 5))
 def test_matches_are_those_of_a_search(row: list[int], longest: int) -> None:
-    """And the latest of the longest; none in slots beyond the row."""
+    """None in slots beyond the row; the latest of the longest is copied from."""
     lengths = [
         next(n for n in range(longest + 1) if n == min(longest, slot) or row[slot - 1 - n] != row[-1 - n])
         for slot in range(len(row))
@@ -119,7 +118,8 @@ def test_matches_are_those_of_a_search(row: list[int], longest: int) -> None:
     assert found.tolist() == [*lengths, 0, 0]
     best = max(lengths)
     place = max(slot for slot in range(len(row)) if lengths[slot] == best) if best else 0
-    assert latest_match(np.array(row), longest) == (place, best)
+    context = Context(torch.tensor([[*row, 1, 1]]), torch.tensor([len(row)]))
+    assert [int(one) for one in PromptLookupDrafter(3, longest).matches(context)] == [place, best]
 
 
 @given(rows=st.lists(SEQUENCES, min_size=1, max_size=3), gamma=st.integers(0, 9), shortest=st.integers(1, 3))
@@ -132,9 +132,8 @@ def test_a_copy_is_what_follows_the_place_again_and_again(rows: list[list[int]],
     drafter = PromptLookupDrafter(3, shortest=shortest)
     draft_tokens, q = drafter.propose(context, torch.zeros(len(rows), gamma))
     counts = [0]
-    for sequence, drafted in zip(rows, draft_tokens.tolist(), strict=True):
-        place, matched = latest_match(np.array(sequence), drafter.longest)
-        matched = matched if matched >= shortest else 0
+    places, found = drafter.matches(context)
+    for sequence, drafted, place, matched in zip(rows, draft_tokens.tolist(), places, found.tolist(), strict=True):
         counts.append(matched)
         copied = (sequence[place:] * gamma)[: min(gamma, PER_MATCH * matched)]
         assert drafted == copied + [-1] * (len(drafted) - len(copied))
