@@ -156,7 +156,9 @@ def _allowed(entries: dict[str, Any], where: str) -> list[Any] | None:
 
 def _logprobs(entries: dict[str, Any], where: str, n: int) -> list[float | None] | None:
     value = entries.get("logprobs")
-    value = value.get("token_logprobs") if isinstance(value, dict) else value
+    if isinstance(value, dict) and isinstance(value.get("content"), list):  # of a chat
+        value = [one.get("logprob") if isinstance(one, dict) else one for one in value["content"]]
+    value = value.get("token_logprobs", value) if isinstance(value, dict) else value
     if value is None:
         return None
     numbers = isinstance(value, list) and all(one is None or type(one) in (int, float) for one in value)

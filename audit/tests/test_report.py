@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from reports import report, require_as_in
 
-from specnb_audit.numerics import Impossible
+from specnb_audit.numerics import Impossible, Rate
 from specnb_audit.report import KINDS, ControlComparison, Report
 
 FOLDER = Path(__file__).parent / "reports"
@@ -93,6 +93,16 @@ def test_a_kind_is_named_above_half_the_exponent_of_one_over_delta_and_three_at_
     assert re.findall("looks like (.*) [(]", words) == ["flatter", "shifted", "redraw"]
     few = {name: running[name] for name in ("argmax", "sharper")}
     assert re.findall("looks like (.*) [(]", str(report(found_after=1, running_by_alternative=few))) == ["sharper"]
+
+
+def test_impossible_tokens_whose_number_is_suspicious_are_no_pass() -> None:
+    assert report(rate=Rate(4, 2, 0.1, 3.0, None)).undecided
+    assert not report(rate=Rate(4, 2, 0.1, 1.0, None)).undecided
+
+
+def test_the_first_line_says_what_the_control_has_too_where_lesser_kinds_are_undecided() -> None:
+    also = control(shared=["argmax"], undecided=["sharper"])
+    assert report(found_after=1, running_by_alternative=BOTH, control=also).headline.endswith("control deviates alike")
 
 
 def test_verdict_and_diagnosis_of_each_outcome() -> None:

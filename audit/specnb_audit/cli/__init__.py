@@ -47,7 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     try:
-        options = _parser().parse_args(argv)
+        options, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            declared = ", and what each line of the file may declare" * (options.command == "audit")
+            known = f"specnb-audit {options.command} --help lists the options{declared}"
+            raise ValueError(f"unrecognized arguments: {' '.join(unknown)}; {known}")
         with _sigterm_raises() as terminated:
             with redirect_stdout(io.StringIO()) as printed:
                 status: int = options.run(options)
@@ -67,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specnb-audit", description="Tests whether a sampler is lossless.")
     parser.add_argument("--version", action="version", version=f"specnb-audit {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for command in (audit_options, collect_command, kernels_command, predict_command):
         command.add_to(commands)
     return parser
