@@ -38,6 +38,7 @@ from specnb_audit.evidence import log_mean
 from specnb_audit.penalties import penalised
 from specnb_audit.teacher_forcing import Completion, Models, batch_logits, teacher_forced_logits
 
+SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
 DRAWS = 4
 ODDS = (3.0, 10.0, 30.0)
 """The engine's tokens are bet to be impossible with odds so many times those of the imagined
@@ -326,9 +327,10 @@ class Rate(NamedTuple):
 
     def __str__(self) -> str:
         which = " that are the draft's most probable token" * self.drafted
+        number = "and not their number" if self.log10_e >= SUSPICIOUS else "and their number"
         return (
-            f"numerics would explain the size of each, and not their number: {self.impossible:,} in {self.tokens:,} "
-            f"tokens{which}, where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
+            f"numerics would explain the size of each, {number}: {self.impossible:,} in {self.tokens:,} tokens{which}, "
+            f"where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
         )
 
 

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from specnb.statistics import Estimate
 from specnb_audit.alternatives import ALTERNATIVES, GENERAL, LEARNED
-from specnb_audit.numerics import Impossible, Numerics, Rate
+from specnb_audit.numerics import SUSPICIOUS, Impossible, Numerics, Rate
 
 Array = NDArray[np.float64]
 
-SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
 FEW = 0.1
 """At temperature 0 an audit is too short where a larger share of other tokens than this might have
 been missed."""

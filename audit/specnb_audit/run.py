@@ -30,9 +30,9 @@ from specnb_audit.explanations import (
     suspected_explains,
 )
 from specnb_audit.logprobs import logprob_findings
-from specnb_audit.numerics import OTHER_KERNELS, Numerics, impossible_rate
+from specnb_audit.numerics import OTHER_KERNELS, SUSPICIOUS, Numerics, impossible_rate
 from specnb_audit.penalties import require_penalties
-from specnb_audit.report import KINDS, SUSPICIOUS, Report, counted
+from specnb_audit.report import KINDS, Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
 
 MEASURED = 4  # sequences that the numerics are measured on

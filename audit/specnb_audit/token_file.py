@@ -2,7 +2,7 @@
 
 A line may also have `steps`, the number of tokens emitted by each step; `batch`, what sequences
 that were generated together share; `seed`; `forced`, `min_tokens` and `allowed_token_ids`
-(`specnb_audit.constraints`); and `logprobs`, the engine's own. vLLM's names are read, too.
+(`specnb_audit.constraints`); and `logprobs`, the engine's own. Names of vLLM and SGLang are read, too.
 """
 
 from __future__ import annotations
@@ -113,8 +113,6 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
                     yield content, where
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{file.name} is a damaged gzip file ({error}); compress it again") from None
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
     if not where:
         raise ValueError(f"{file.name} is empty; each line is {form}")
 
@@ -179,8 +177,11 @@ def _renamed(entries: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(outputs, list) and len(outputs) > 1:
         raise ValueError(f"{where} has {len(outputs)} outputs; {ONE_EACH}: write a line for each, with its prompt")
     one = outputs[0] if isinstance(outputs, list) and outputs else {}
-    ids = entries.get("token_ids", one.get("token_ids") if isinstance(one, dict) else None)
-    own = {"prompt": entries.get("prompt_token_ids"), "tokens": ids if "tokens" not in entries else None}
+    given = (one if isinstance(one, dict) else {}) | {
+        name: value for name, value in entries.items() if value is not None
+    }
+    prompt = given.get("prompt_token_ids", given.get("prompt", given.get("input_ids")))
+    own = {"prompt": prompt, "tokens": given.get("tokens", given.get("token_ids", given.get("output_ids")))}
     return entries | {name: value for name, value in own.items() if value is not None}
 
 
