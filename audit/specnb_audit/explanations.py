@@ -79,6 +79,32 @@ def likelier_settings(
     ]
 
 
+def likelier_prompts(models: Models, completions: Sequence[Completion], auditor: Auditor) -> str:
+    """A cause if prompts with one begin-of-text token more, or without theirs, explain the tokens as
+    other settings would have to (`likelier_settings`); empty otherwise."""
+    if not isinstance(models.target, PreTrainedModel):
+        return ""
+    config, target = models.target.config.get_text_config(), Models(models.target, models.sampling, ends=models.ends)
+    bos, limit = config.bos_token_id, getattr(config, "max_position_embeddings", math.inf)
+    given = [one for one in completions if len(one.prompt) + len(one.tokens) < limit][: TRIED // 16]
+    if not isinstance(bos, int) or not given:
+        return ""
+    tried = {"saw one more begin-of-text token": [one._replace(prompt=[bos, *one.prompt]) for one in given]}
+    if all(one.prompt[:1] == [bos] and len(one.prompt) > 1 for one in given):
+        tried["did not see the begin-of-text token"] = [one._replace(prompt=one.prompt[1:]) for one in given]
+    claimed, *others = (_log_likelihoods(target, some, [models.sampling])[0] for some in (given, *tried.values()))
+    if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
+        return ""
+    name = list(tried)[int(np.argmax(others))]
+    for row in teacher_forced_rows(target, tried[name]):
+        auditor.add(row)
+    return (
+        ""
+        if auditor.found_after is not None
+        else f"it looks as if the engine {name} ({bos}): so the tokens are explained"
+    )
+
+
 def suspected_explains(models: Models, completions: Sequence[Completion], impossible: int, auditor: Auditor) -> bool:
     """Whether a fresh `auditor` does not reject the suspected model as the target, with at most a tenth
     of the `impossible` tokens."""

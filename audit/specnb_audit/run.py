@@ -23,6 +23,7 @@ from specnb_audit.explanations import (
     audited,
     checks_of,
     forced_places,
+    likelier_prompts,
     likelier_settings,
     remembering,
     repeated_noise,
@@ -280,6 +281,8 @@ def _explained(
     cause, notes = likelier_settings(models, completions, suspicious, fresh())
     if suspicious and not cause and suspected_explains(models, completions, len(auditor.impossible.gaps), fresh()):
         cause = KINDS["suspected-model"]
+    if report.rejected and not cause:
+        cause = likelier_prompts(models, completions, fresh())
     if report.rejected and not cause:
         cause, more, alone = repeated_noise(report, models, completions, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]

@@ -13,6 +13,7 @@ from reports import report
 from samplers import depending, raced
 from tiny import llama
 
+from specnb import generate
 from specnb.distributions import Sampling
 from specnb_audit import Aim, Auditor, Constraints, audit
 from specnb_audit.alternatives import ALTERNATIVES
@@ -79,6 +80,21 @@ def test_a_suspected_model_that_explains_impossible_tokens_is_named(emitted: int
     settings: dict[str, Any] = {"prompts": [[]], "sampling": Sampling(0), "aim": aim, "progress": False}
     report = audit(constant, [[emitted] * 20], **settings)
     assert (report.diagnosis, report.cause == ALTERNATIVES["suspected-model"]) == ("impossible", explains)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen", "words"), [([], [1], "saw one more"), ([1], [], "did not see"), ([1], [1], "")]
+)
+def test_a_begin_of_text_token_that_makes_the_difference_is_named(
+    given: list[int], seen: list[int], words: str
+) -> None:
+    target = llama(6)
+    target.config.bos_token_id = 1
+    prompts = [[first, second] for first in range(6) for second in range(6)] * 4
+    made = generate(target, [[*seen, *one] for one in prompts], max_new_tokens=8, progress=False).tokens
+    report = audit(target, made, prompts=[[*given, *one] for one in prompts], progress=False)
+    assert report.rejected is bool(words)
+    assert words in report.cause
 
 
 # Prompts, ends and dependence
