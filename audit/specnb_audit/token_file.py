@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import threading
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from queue import Empty, Queue
@@ -101,18 +100,15 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
     with file.open("rb") as raw:
         packed = raw.peek(len(GZIP)).startswith(GZIP)
         stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-        try:
-            # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a
-            # line.
-            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
-                if len(line) == LONGEST_LINE:
-                    raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
-                content = line.removeprefix(UTF8_MARK) if number == 1 else line
-                if content.strip():
-                    where = f"{file.name}, line {number}"
-                    yield content, where
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{file.name} is a damaged gzip file ({error}); compress it again") from None
+        # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a
+        # line.
+        for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
+            if len(line) == LONGEST_LINE:
+                raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
+            content = line.removeprefix(UTF8_MARK) if number == 1 else line
+            if content.strip():
+                where = f"{file.name}, line {number}"
+                yield content, where
     if not where:
         raise ValueError(f"{file.name} is empty; each line is {form}")
 

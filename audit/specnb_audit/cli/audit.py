@@ -48,8 +48,6 @@ def _audited(options: argparse.Namespace) -> Report:
     settings.auditor()  # raises for bad settings
     if options.limit is not None and options.limit < 1:
         raise ValueError(f"--limit is {options.limit}; give the number of sequences to read, at least 1")
-    if options.numerics_positions < 0:
-        raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
     dtype = None if options.engine_dtype is None else getattr(torch, options.engine_dtype)
     engine = Engine(dtype, options.logit_tolerance, positions=options.numerics_positions)
     torch.empty(1, device=options.device)  # an unknown device is named before a model is loaded
@@ -168,8 +166,6 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
 def _require_model(name: str) -> None:
     """Raises `ValueError` for a path without a model; a name on the hub has at most one slash."""
     folder = Path(name)
-    if not name.strip():
-        raise ValueError("the name of a model is empty; give a folder or a model's name")
     if folder.is_file():
         raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():

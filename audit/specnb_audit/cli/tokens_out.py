@@ -37,8 +37,6 @@ def complete_lines(file: Path, prompts: Sequence[Sequence[int]], settings: dict[
     """
     if not file.exists():
         return 0
-    if not file.is_file() and not file.is_dir():
-        raise ValueError(f"{file} is a pipe or a device; give a file, which can be continued")
     content = file.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     lines = [line for line in whole.split(b"\n") if line.strip()]
