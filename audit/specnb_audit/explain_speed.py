@@ -22,7 +22,7 @@ ADVICE = {
     "drafting": "a cheaper drafter, fewer draft tokens a step, or all of them in one pass",
     "verification": "fewer draft tokens a step (or a smaller tree), fewer rows, packed or compiled weights",
     "overhead": "sampling without sorting the vocabulary, no waiting between passes, captured or compiled steps",
-    "the rest": "to measure its parts one by one, or lines at two gammas (`fit_steps`, --line)",
+    "the rest": "to measure its parts one by one, or `fit_steps` from lines at two gammas",
 }
 NEGLIGIBLE = 0.05  # of a step
 NOISE = 0.05  # relative standard deviation of a measured speed; two of one set-up may differ by a tenth

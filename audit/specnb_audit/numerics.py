@@ -229,10 +229,8 @@ class Impossible(NamedTuple):
     mass: float
 
     def __str__(self) -> str:
-        if self.logit == math.inf:
-            gaps = ["which is not allowed there"]
-        else:
-            gaps = [] if not self.logit > 0 else [f"its logit is {self.logit:.3g} below the smallest one kept"]
+        finite = 0 < self.logit < math.inf
+        gaps = [f"its logit is {self.logit:.3g} below the smallest one kept"] if finite else []
         gaps += [] if not self.mass > 0 else [f"likelier tokens have {self.mass:.3g} more than top-p"]
         place = f"sequence {self.sequence}, position {self.position}: token {self.token}"
         return f"{place} ({' and '.join(gaps)})" if gaps else place
