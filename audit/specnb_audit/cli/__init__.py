@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -47,7 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     try:
-        options, unknown = _parser().parse_known_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        # Engines spell options with underscores, too.
+        spelled = [re.sub("^--[^=]*", lambda name: name[0].replace("_", "-"), word) for word in words]
+        options, unknown = _parser().parse_known_args(spelled)
         if unknown:
             declared = ", and what each line of the file may declare" * (options.command == "audit")
             known = f"specnb-audit {options.command} --help lists the options{declared}"

@@ -136,7 +136,7 @@ OPTIONS: list[tuple[tuple[object, ...], int, Callable[[dict[str, Any]], bool]]] 
     (GREEDY, 1, lambda found: found["diagnosis"] == "impossible"),
     ((*GREEDY, "--logit-tolerance", 99), 3, lambda found: len(found["borderline"]) > 0),
     ((*GREEDY, "--control", "short.jsonl"), 1, lambda found: found["control"]["source"] == "engine"),
-    (("--repetition-penalty", 1.0), 3, lambda found: found["verdict"] == "not rejected"),
+    (("--repetition_penalty", 1.0), 3, lambda found: found["verdict"] == "not rejected"),
 ]
 
 
