@@ -169,11 +169,13 @@ class CutoffGap(NamedTuple):
 
 
 def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
-    """How far `token` is from those kept, by penalised `logits` `(vocab,)`; zeros if it is kept."""
+    """How far `token` is from those kept, by penalised and constrained `logits` `(vocab,)`; zeros if
+    it is kept."""
     now = logits.double()
     if sampling.temperature == 0:
         return CutoffGap(float((now.max() - now[token]).clamp_min(0)), 0.0)
-    temperature, gap, excess = 1.0, 0.0, 0.0
+    # A token that a constraint forbids is as far from being possible as can be.
+    temperature, gap, excess = 1.0, math.inf if now[token] == -math.inf else 0.0, 0.0
     for name in sampling.order if isinstance(sampling, Claimed) else FILTERS:
         if not is_active(sampling, name):
             continue

@@ -11,8 +11,8 @@ from scipy.stats import binom
 
 from specnb_audit.alternatives import DEPENDENCE
 from specnb_audit.auditor import Auditor
-from specnb_audit.numerics import OTHER_KERNELS
-from specnb_audit.report import SUSPICIOUS, ControlComparison, Report
+from specnb_audit.numerics import OTHER_KERNELS, SUSPICIOUS
+from specnb_audit.report import ControlComparison, Report
 from specnb_audit.teacher_forcing import Completion
 
 Gaps = Sequence[tuple[float, float]]

@@ -67,8 +67,13 @@ class Explanation:
             left = self.cost - part.value + ("verification" in name)  # a forward pass over one token remains
             gain = f"; without it {self.tokens / left:.2f} times plain decoding" if 0 < left < self.cost else ""
             lines.append(f"  {name}: {part}{gain}")
-        if self.rest.high < -NEGLIGIBLE * self.cost:
-            lines.append("the parts cost more than the whole step: the numbers contradict each other")
+        # What was not given has a forward pass of the target in it, unless that was given.
+        least = -NEGLIGIBLE * self.cost if "verification" in self.parts else 1 - 2 * NOISE
+        if self.rest.high < least:
+            lines.append(
+                "the parts, a forward pass of the target among them, cost more than the whole step: the numbers "
+                "contradict each other"
+            )
         else:
             largest = max({**self.parts, "the rest": self.rest}.items(), key=lambda part: part[1].value)[0]
             lines.append(f"try first: {ADVICE.get(largest, ADVICE['the rest'])}")
@@ -237,6 +242,8 @@ def fit_steps(
     alphas = [solve_alpha(tokens, int(gamma)) for gamma, tokens, _ in rows]
     gammas, emitted_tokens, _ = np.array(rows, dtype=np.float64).T
     unit = 1000.0 if plain is None else in_range("plain", plain, 1e-6, 1e9)
+    if (emitted_tokens * (1 + NOISE) < np.maximum.accumulate(emitted_tokens)).any():
+        raise ValueError("the lines contradict each other: more draft tokens gave fewer tokens per step")
     times = unit * emitted_tokens / [in_range("the speed of a line", speed, 1e-6, 1e9) for *_, speed in rows]
 
     design = np.stack([np.ones_like(times), gammas], axis=1) / times[:, None]

@@ -79,6 +79,42 @@ def likelier_settings(
     ]
 
 
+def likelier_prompts(models: Models, completions: Sequence[Completion], auditor: Auditor) -> str:
+    """A cause if prompts with one begin-of-text token more, or without theirs, explain the tokens as
+    other settings would have to (`likelier_settings`); empty otherwise."""
+    if not isinstance(models.target, PreTrainedModel):
+        return ""
+    config, target = models.target.config.get_text_config(), Models(models.target, models.sampling, ends=models.ends)
+    bos, limit = config.bos_token_id, getattr(config, "max_position_embeddings", math.inf)
+    given = [one for one in completions if len(one.prompt) + len(one.tokens) < limit][: TRIED // 16]
+    if not isinstance(bos, int) or not given:
+        return ""
+    tried = {"saw one more begin-of-text token": [one._replace(prompt=[bos, *one.prompt]) for one in given]}
+    if all(one.prompt[:1] == [bos] and len(one.prompt) > 1 for one in given):
+        tried["did not see the begin-of-text token"] = [one._replace(prompt=one.prompt[1:]) for one in given]
+    claimed, *others = (_log_likelihoods(target, some, [models.sampling])[0] for some in (given, *tried.values()))
+    if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
+        return ""
+    name = list(tried)[int(np.argmax(others))]
+    for row in teacher_forced_rows(target, tried[name]):
+        auditor.add(row)
+    return (
+        ""
+        if auditor.found_after is not None
+        else f"it looks as if the engine {name} ({bos}): so the tokens are explained"
+    )
+
+
+def suspected_explains(models: Models, completions: Sequence[Completion], impossible: int, auditor: Auditor) -> bool:
+    """Whether a fresh `auditor` does not reject the suspected model as the target, with at most a tenth
+    of the `impossible` tokens."""
+    if models.suspected is None:
+        return False
+    for row in teacher_forced_rows(models._replace(target=models.suspected, suspected=None), completions):
+        auditor.add(row)
+    return auditor.found_after is None and 10 * len(auditor.impossible.gaps) <= impossible
+
+
 def _log_likelihoods(models: Models, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
     totals = np.zeros(len(settings))
     for penalties in dict.fromkeys(map(penalties_of, settings)):
@@ -158,7 +194,7 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
     repeat = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
     padded = sum([pad, pad] in (one.prompt[:2], one.tokens[-2:]) for one in completions)
     after = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
-    begun = sum(bos in one.prompt[:1] for one in completions)
+    begun, twice = (sum(one.prompt[:n] == [bos] * n for one in completions) for n in (1, 2))
     total, free = len(completions), not auditor.ends
     found = {
         f"the tokens of {repeat:,} of {total:,} sequences begin with their prompt; give the new tokens only":
@@ -170,8 +206,10 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
         "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1,
         f"the target has longrope, with other factors beyond {limit} tokens: each sequence is compared with those of "
         "its whole length, and an engine may choose by another length": finding and limit != most,
-        f"no prompt begins with the model's begin-of-text token {bos}; did the model see one?":
-            finding and bos is not None and begun == 0 and total > 0,
+        f"{begun:,} of {total:,} prompts begin with the model's begin-of-text token {bos}; did the model see one?":
+            finding and bos is not None and 2 * begun < total,
+        f"{twice:,} of {total:,} prompts begin with the begin-of-text token {bos} twice; did the model see both?":
+            2 * twice > total,
     }  # fmt: skip
     return [words for words, holds in found.items() if holds]
 

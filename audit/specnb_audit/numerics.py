@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import logsumexp
-from scipy.stats import norm
+from scipy.stats import binom, norm
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -38,6 +38,7 @@ from specnb_audit.evidence import log_mean
 from specnb_audit.penalties import penalised
 from specnb_audit.teacher_forcing import Completion, Models, batch_logits, teacher_forced_logits
 
+SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
 DRAWS = 4
 ODDS = (3.0, 10.0, 30.0)
 """The engine's tokens are bet to be impossible with odds so many times those of the imagined
@@ -228,7 +229,8 @@ class Impossible(NamedTuple):
     mass: float
 
     def __str__(self) -> str:
-        gaps = [] if not self.logit > 0 else [f"its logit is {self.logit:.3g} below the smallest one kept"]
+        finite = 0 < self.logit < math.inf
+        gaps = [f"its logit is {self.logit:.3g} below the smallest one kept"] if finite else []
         gaps += [] if not self.mass > 0 else [f"likelier tokens have {self.mass:.3g} more than top-p"]
         place = f"sequence {self.sequence}, position {self.position}: token {self.token}"
         return f"{place} ({' and '.join(gaps)})" if gaps else place
@@ -292,9 +294,7 @@ class ImpossibleTokens:
         """How many of `tokens` tokens are impossible, and by how much; empty without any."""
         if not self.gaps:
             return ""
-        logit, mass = (
-            max((value for value in column if value == value), default=0.0) for column in zip(*self.gaps, strict=True)
-        )
+        logit, mass = (max(filter(math.isfinite, column), default=0.0) for column in zip(*self.gaps, strict=True))
         sizes = [f"{logit:.2g} in a logit"] * (logit > 0) + [f"{mass:.2g} in top-p"] * (mass > 0)
         share = f"{len(self.gaps):,} of {tokens:,} tokens {'is' if len(self.gaps) == 1 else 'are'} impossible"
         by = f", by up to {' and '.join(sizes)}" if sizes else ""
@@ -311,6 +311,8 @@ class Rate(NamedTuple):
     expected     how many the imagined engines emit, on average
     log10_e      decimal logarithm of the largest e-value
     found_after  number of tokens after which it passed 1/delta, or None
+    drafted_p    p-value of so many of all impossible ones being the draft's, if their odds are at
+    most twice those that noise gives
     """
 
     tokens: int
@@ -319,12 +321,14 @@ class Rate(NamedTuple):
     log10_e: float
     found_after: int | None
     drafted: bool = False
+    drafted_p: float = 1.0
 
     def __str__(self) -> str:
         which = " that are the draft's most probable token" * self.drafted
+        number = "and not their number" if self.log10_e >= SUSPICIOUS else "and their number"
         return (
-            f"numerics would explain the size of each, and not their number: {self.impossible:,} in {self.tokens:,} "
-            f"tokens{which}, where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
+            f"numerics would explain the size of each, {number}: {self.impossible:,} in {self.tokens:,} tokens{which}, "
+            f"where noise larger than theirs gives {self.expected:.2g} (e-value 10^{self.log10_e:.1f})"
         )
 
 
@@ -367,7 +371,12 @@ def impossible_rate(
         if found_after is not None or tokens * logits.shape[-1] > ENTRIES:
             break
     best = int(log_e.max(axis=1).argmax())
-    return Rate(tokens, int(counts[0, best]), counts[1, best] / DRAWS, peak / np.log(10), found_after, best == 1)
+    (impossible, expected), (own, drafted) = counts.T[0], counts.T[-1]
+    odds = OTHER_KERNELS * (drafted + 1) / (expected - drafted + 1)
+    p_value = float(binom.sf(own - 1, impossible, odds / (1 + odds))) if bets == 2 else 1.0
+    return Rate(
+        tokens, int(counts[0, best]), counts[1, best] / DRAWS, peak / np.log(10), found_after, best == 1, p_value
+    )
 
 
 def _impossible(

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from specnb.statistics import Estimate
 from specnb_audit.alternatives import ALTERNATIVES, GENERAL, LEARNED
-from specnb_audit.numerics import Impossible, Numerics, Rate
+from specnb_audit.numerics import SUSPICIOUS, Impossible, Numerics, Rate
 
 Array = NDArray[np.float64]
 
-SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
 FEW = 0.1
 """At temperature 0 an audit is too short where a larger share of other tokens than this might have
 been missed."""
@@ -124,7 +123,12 @@ class Report:
         """Why the outcome is neither a rejection nor a pass; empty if it is one of them."""
         if self.rejected:
             return ""
-        if self.numerics_only and self.rate and self.rate.log10_e >= SUSPICIOUS:
+        if self.rate and self.rate.drafted_p < 10**-SUSPICIOUS and not self._like_control:
+            return (
+                "of the impossible tokens more are the draft's most probable token than noise makes, as a rule that "
+                "accepts too much gives it; audit more tokens, beside a control (--control)"
+            )
+        if self.rate and self.rate.log10_e >= SUSPICIOUS:
             return "more tokens are impossible than numerics explain, with little evidence as yet; audit more tokens"
         if self.numerics_only:
             return "the tokens deviate from the target, by no more than numerics explain"
@@ -185,11 +189,10 @@ class Report:
                 "do not deviate"
             )
         if self.rejected:
-            own = (
-                ""
-                if self.control is None or self.control.source != "engine" or self.control.undecided
-                else ("; the control deviates alike: the engine's own, not the speculation's")
-            )
+            own = ""
+            if self.control is not None and self.control.source == "engine" and self.diagnosis in self.control.shared:
+                own = "; the control deviates alike"
+                own += ": the engine's own, not the speculation's" * (not self.control.undecided)
             return f"REJECTED after {self._found_after}: {self.cause or KINDS[self.diagnosis or 'impossible']}{own}"
         if self.undecided:
             return f"UNDECIDED: {self.undecided}"

@@ -23,15 +23,17 @@ from specnb_audit.explanations import (
     audited,
     checks_of,
     forced_places,
+    likelier_prompts,
     likelier_settings,
     remembering,
     repeated_noise,
     rows_alone,
+    suspected_explains,
 )
 from specnb_audit.logprobs import logprob_findings
-from specnb_audit.numerics import OTHER_KERNELS, Numerics, impossible_rate
+from specnb_audit.numerics import OTHER_KERNELS, SUSPICIOUS, Numerics, impossible_rate
 from specnb_audit.penalties import require_penalties
-from specnb_audit.report import SUSPICIOUS, Report, counted
+from specnb_audit.report import KINDS, Report, counted
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
 
 MEASURED = 4  # sequences that the numerics are measured on
@@ -277,6 +279,10 @@ def _explained(
         return replace(report, checks=checks)
     suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
     cause, notes = likelier_settings(models, completions, suspicious, fresh())
+    if suspicious and not cause and suspected_explains(models, completions, len(auditor.impossible.gaps), fresh()):
+        cause = KINDS["suspected-model"]
+    if report.rejected and not cause:
+        cause = likelier_prompts(models, completions, fresh())
     if report.rejected and not cause:
         cause, more, alone = repeated_noise(report, models, completions, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]

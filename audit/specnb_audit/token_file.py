@@ -2,7 +2,7 @@
 
 A line may also have `steps`, the number of tokens emitted by each step; `batch`, what sequences
 that were generated together share; `seed`; `forced`, `min_tokens` and `allowed_token_ids`
-(`specnb_audit.constraints`); and `logprobs`, the engine's own. vLLM's names are read, too.
+(`specnb_audit.constraints`); and `logprobs`, the engine's own. Names of vLLM and SGLang are read, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import gzip
 import json
 import os
 import threading
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from queue import Empty, Queue
@@ -101,20 +100,15 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
     with file.open("rb") as raw:
         packed = raw.peek(len(GZIP)).startswith(GZIP)
         stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
-        try:
-            # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a
-            # line.
-            for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
-                if len(line) == LONGEST_LINE:
-                    raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
-                content = line.removeprefix(UTF8_MARK) if number == 1 else line
-                if content.strip():
-                    where = f"{file.name}, line {number}"
-                    yield content, where
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{file.name} is a damaged gzip file ({error}); compress it again") from None
-        except OSError as error:
-            raise ValueError(f"{file} cannot be read: {error.strerror or error}") from None
+        # JSON may hold U+2028 and other characters that str.splitlines takes for the end of a
+        # line.
+        for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
+            if len(line) == LONGEST_LINE:
+                raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
+            content = line.removeprefix(UTF8_MARK) if number == 1 else line
+            if content.strip():
+                where = f"{file.name}, line {number}"
+                yield content, where
     if not where:
         raise ValueError(f"{file.name} is empty; each line is {form}")
 
@@ -156,7 +150,9 @@ def _allowed(entries: dict[str, Any], where: str) -> list[Any] | None:
 
 def _logprobs(entries: dict[str, Any], where: str, n: int) -> list[float | None] | None:
     value = entries.get("logprobs")
-    value = value.get("token_logprobs") if isinstance(value, dict) else value
+    if isinstance(value, dict) and isinstance(value.get("content"), list):  # of a chat
+        value = [one.get("logprob") if isinstance(one, dict) else one for one in value["content"]]
+    value = value.get("token_logprobs", value) if isinstance(value, dict) else value
     if value is None:
         return None
     numbers = isinstance(value, list) and all(one is None or type(one) in (int, float) for one in value)
@@ -177,8 +173,11 @@ def _renamed(entries: dict[str, Any], where: str) -> dict[str, Any]:
     if isinstance(outputs, list) and len(outputs) > 1:
         raise ValueError(f"{where} has {len(outputs)} outputs; {ONE_EACH}: write a line for each, with its prompt")
     one = outputs[0] if isinstance(outputs, list) and outputs else {}
-    ids = entries.get("token_ids", one.get("token_ids") if isinstance(one, dict) else None)
-    own = {"prompt": entries.get("prompt_token_ids"), "tokens": ids if "tokens" not in entries else None}
+    given = (one if isinstance(one, dict) else {}) | {
+        name: value for name, value in entries.items() if value is not None
+    }
+    prompt = given.get("prompt_token_ids", given.get("prompt", given.get("input_ids")))
+    own = {"prompt": prompt, "tokens": given.get("tokens", given.get("token_ids", given.get("output_ids")))}
     return entries | {name: value for name, value in own.items() if value is not None}
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny import llama
 
 from specnb.distributions import Sampling
 from specnb_audit import Constraints, audit
@@ -58,8 +59,9 @@ def test_what_is_declared_is_no_deviation_and_what_is_not_is_one(case: str) -> N
 
 def test_a_token_that_is_not_allowed_is_impossible() -> None:
     for constraints in (Constraints(allowed=[0, 1]), Constraints(allowed=[None, [0]])):
-        report = audit(target, [[0, 2]], prompts=[[0]], constraints=constraints, progress=False)
-        assert (report.diagnosis, report.impossible[0].token) == ("impossible", 2)
+        for source in (target, llama(6)):  # a model has numerics, which explain no such token
+            report = audit(source, [[0, 2]], prompts=[[0]], constraints=constraints, progress=False)
+            assert (report.diagnosis, report.impossible[0].token) == ("impossible", 2)
     early = audit(target, [[0, END]], prompts=[[0]], eos=END, constraints=Constraints(min_tokens=2), progress=False)
     assert early.violations == {"impossible": 1}
 
@@ -107,10 +109,13 @@ def line(tmp_path: Path, words: str) -> Any:
 def test_lines_of_a_file(tmp_path: Path) -> None:
     one = line(tmp_path, '"forced": [1], "min_tokens": 2, "allowed_token_ids": [[2], null], "logprobs": [-1, null]')
     assert (one.forced, one.min_tokens, one.allowed, one.logprobs) == ([1], 2, [[2], None], [-1, None])
-    assert line(tmp_path, '"logprobs": {"token_logprobs": [-0.5, -1]}').logprobs == [-0.5, -1]
+    chat = '{"content": [{"logprob": -0.5}, {"token": "a", "logprob": -1}]}'
+    for own in ('{"token_logprobs": [-0.5, -1]}', chat):
+        assert line(tmp_path, f'"logprobs": {own}').logprobs == [-0.5, -1]
     for words, message in (
         ('"min_tokens": -1', "'min_tokens' is -1"),
         ('"allowed_token_ids": [1, null]', "neither a list of ids"),
+        ('"logprobs": {"tokens": []}', "not a list of 2 numbers"),
         ('"logprobs": [1]', "not a list of 2 numbers"),
         ('"forced": 1', "'forced' is not a list of integers"),
     ):

@@ -210,6 +210,23 @@ def drafts(prefix: tuple[int, ...]) -> torch.Tensor:
     return torch.softmax(moved(prefix).log() + OTHER[len(prefix) - 1, prefix[-1]], dim=-1)
 
 
+class Coarse(Engine):
+    """An engine of a known dtype, whose noise is taken to be larger than it is."""
+
+    def numerics(self, *given: object) -> tuple[Numerics, None]:
+        return Numerics(1, 0.5, 0.2, 0.2, 0.0, spread=0.2), None
+
+
+@pytest.mark.parametrize("relaxed", [True, False])
+def test_impossible_tokens_that_are_mostly_the_drafts_are_no_pass(relaxed: bool) -> None:
+    given = greedy(relaxed, 0.05, 0)[:10]
+    tokens, prompts = [one.tokens for one in given], [one.prompt for one in given]
+    settings: dict[str, Any] = {"sampling": Sampling(0), "draft": drafts, "progress": False}
+    report = audit(moved, tokens, prompts=prompts, engine=Coarse(), **settings)
+    assert report.verdict == "not rejected"
+    assert ("the draft's most probable token" in report.undecided) is relaxed, report
+
+
 class Rounded(Engine):
     """An engine of unknown dtype, of whose impossible tokens bfloat16 would explain each."""
 

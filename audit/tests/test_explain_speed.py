@@ -51,6 +51,12 @@ def test_impossible_numbers_are_refused(setting: dict[str, Any], message: str) -
         explain(**setting)
 
 
+def test_a_step_that_costs_less_than_a_forward_pass_of_the_target_is_contradictory() -> None:
+    for speedup, held in ((2.4, False), (1.9, True)):  # 0.83 and 1.05 plain steps
+        assert ("contradict each other" in str(explain(speedup=speedup, tokens_per_step=2))) is not held
+    assert "contradict each other" in str(explain(speedup=1.9, tokens_per_step=2, gamma=3, cost_ratio=0.3))
+
+
 # Several lines
 
 
@@ -132,6 +138,7 @@ def test_it_says_whether_to_speculate(a: float, b: float, alpha: float, said: st
     [
         ([(1, 1.8, 140.0)], "need whole gammas, two different ones"),
         ([(1, 2.8, 140.0), (4, 2.9, 150.0)], "tokens_per_step is 2.8; with gamma = 1"),
+        ([(2, 2.3, 67.0), (4, 2.1, 66.0)], "more draft tokens gave fewer tokens"),
         ([(2, 2.4, 100.0), (4, 3.0, 180.0)], "the lines contradict each other: more draft tokens took less time"),
     ],
 )

@@ -13,8 +13,10 @@ from reports import report
 from samplers import depending, raced
 from tiny import llama
 
+from specnb import generate
 from specnb.distributions import Sampling
-from specnb_audit import Auditor, Constraints, audit
+from specnb_audit import Aim, Auditor, Constraints, audit
+from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed
 from specnb_audit.explanations import audited, checks_of, dependent_sequences, likelier_settings
@@ -70,6 +72,29 @@ def test_a_filter_that_is_not_applied_is_named() -> None:
     exact = np.random.default_rng(0).choice(4, p=TABLE, size=400).tolist()
     assert cause(Sampling(0.5), texts(exact)) == without("temperature")
     assert cause(Sampling(1.0), texts(exact)) == ""  # no filter is claimed
+
+
+@pytest.mark.parametrize(("emitted", "explains"), [(1, True), (2, False)])
+def test_a_suspected_model_that_explains_impossible_tokens_is_named(emitted: int, explains: bool) -> None:
+    aim = Aim(suspected=lambda prefix: [0.3, 0.5, 0.15, 0.05])
+    settings: dict[str, Any] = {"prompts": [[]], "sampling": Sampling(0), "aim": aim, "progress": False}
+    report = audit(constant, [[emitted] * 20], **settings)
+    assert (report.diagnosis, report.cause == ALTERNATIVES["suspected-model"]) == ("impossible", explains)
+
+
+@pytest.mark.parametrize(
+    ("given", "seen", "words"), [([], [1], "saw one more"), ([1], [], "did not see"), ([1], [1], "")]
+)
+def test_a_begin_of_text_token_that_makes_the_difference_is_named(
+    given: list[int], seen: list[int], words: str
+) -> None:
+    target = llama(6)
+    target.config.bos_token_id = 1
+    prompts = [[first, second] for first in range(6) for second in range(6)] * 4
+    made = generate(target, [[*seen, *one] for one in prompts], max_new_tokens=8, progress=False).tokens
+    report = audit(target, made, prompts=[[*given, *one] for one in prompts], progress=False)
+    assert report.rejected is bool(words)
+    assert words in report.cause
 
 
 # Prompts, ends and dependence
@@ -220,7 +245,8 @@ MODEL.config.update({"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [3]})
             "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens",
         ),
         ([([1], [2]), ([1], [2, 2])], {"max_new_tokens": 2}, None),
-        ([([2], [2])], {}, "no prompt begins with the model's begin-of-text token 1; did the model see one?"),
+        ([([2], [2])], {}, "0 of 1 prompts begin with the model's begin-of-text token 1; did the model see one?"),
+        ([([1, 1], [2])], {}, "1 of 1 prompts begin with the begin-of-text token 1 twice; did the model see both?"),
         ([([2], [2]), ([1], [2])], {}, None),
     ],
 )
@@ -229,7 +255,7 @@ def test_what_is_wrong_with_the_sequences_themselves(
 ) -> None:
     completions = [Completion(*one) for one in given]
     assert checks_of(MODEL, completions, Auditor(**settings), True) == ([] if words is None else [words])
-    statistical = words is not None and "begin-of-text" in words
+    statistical = words is not None and "see one" in words
     # Asked only where something has to be explained.
     expected = [] if words is None or statistical else [words]
     assert checks_of(MODEL, completions, Auditor(**settings), False) == expected

@@ -97,10 +97,11 @@ def test_a_bad_line_is_named_in_a_file_and_in_a_pipe(tmp_path: Path, line: str |
         '{"prompt_token_ids": [1], "token_ids": [2, 3]}',
         '{"prompt": "text", "prompt_token_ids": [1], "outputs": [{"text": "more", "token_ids": [2, 3]}]}',
         '{"prompt": [1], "outputs": [{"token_ids": [2, 3]}]}',
+        '{"text": "more", "input_ids": [1], "output_ids": [2, 3], "meta_info": {}}',
         '{"prompt": [1], "tokens": [2, 3], "token_ids": null, "outputs": []}',
     ],
 )
-def test_the_names_of_vllm_are_read_too(tmp_path: Path, line: str) -> None:
+def test_the_names_of_engines_are_read_too(tmp_path: Path, line: str) -> None:
     (one,) = read_tokens(write(tmp_path, line))
     assert (one.prompt, one.tokens) == ([1], [2, 3])
     assert list(read_stream([line.encode()]))[-1] == one._replace(where="stdin, line 1")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -47,7 +48,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     2
     """
     try:
-        options = _parser().parse_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        # Engines spell options with underscores, too.
+        spelled = [re.sub("^--[^=]*", lambda name: name[0].replace("_", "-"), word) for word in words]
+        options, unknown = _parser().parse_known_args(spelled)
+        if unknown:
+            declared = ", and what each line of the file may declare" * (options.command == "audit")
+            known = f"specnb-audit {options.command} --help lists the options{declared}"
+            raise ValueError(f"unrecognized arguments: {' '.join(unknown)}; {known}")
         with _sigterm_raises() as terminated:
             with redirect_stdout(io.StringIO()) as printed:
                 status: int = options.run(options)
@@ -67,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specnb-audit", description="Tests whether a sampler is lossless.")
     parser.add_argument("--version", action="version", version=f"specnb-audit {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     for command in (audit_options, collect_command, kernels_command, predict_command):
         command.add_to(commands)
     return parser
@@ -105,13 +113,8 @@ def one_line(error: BaseException) -> str:
 
 
 def print_report(report: str) -> None:
-    """Print to stdout. Raises `ValueError` if that cannot be; a reader that closed the pipe is no
-    error."""
-    if sys.stdout is None:
-        raise ValueError("the report cannot be printed: stdout is closed")
+    """Print to stdout; a reader that closed the pipe is no error."""
     try:
         print(report, end="", flush=True)
     except BrokenPipeError:  # the reader closed the pipe; the exit status still holds the verdict
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except OSError as error:
-        raise ValueError(f"the report cannot be printed: {error.strerror}") from None

@@ -48,11 +48,9 @@ def _audited(options: argparse.Namespace) -> Report:
     settings.auditor()  # raises for bad settings
     if options.limit is not None and options.limit < 1:
         raise ValueError(f"--limit is {options.limit}; give the number of sequences to read, at least 1")
-    if options.numerics_positions < 0:
-        raise ValueError(f"--numerics-positions is {options.numerics_positions}; give a number of positions, or 0")
     dtype = None if options.engine_dtype is None else getattr(torch, options.engine_dtype)
     engine = Engine(dtype, options.logit_tolerance, positions=options.numerics_positions)
-    _require_device(options.device)
+    torch.empty(1, device=options.device)  # an unknown device is named before a model is loaded
     required = dict(_requirement(words) for words in options.require)
     seeds, seeds_of_control = Seeds(), Seeds()
     sequences = None if options.tokens == STDIN else _independent(read_tokens(options.tokens)[: options.limit], seeds)
@@ -140,16 +138,6 @@ def _say(line: str) -> None:
     print(f"specnb-audit: {line}", file=sys.stderr, flush=True)
 
 
-def _require_device(name: str) -> None:
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-        if device.type == "meta":
-            raise ValueError("it computes nothing")
-    except Exception as error:
-        raise ValueError(f"--device {name} cannot be used ({one_line(error)}); give cpu, or cuda on a GPU") from None
-
-
 def _requirement(words: str) -> tuple[str, float]:
     kind, _, size = words.rpartition(":")
     try:
@@ -178,13 +166,13 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
 def _require_model(name: str) -> None:
     """Raises `ValueError` for a path without a model; a name on the hub has at most one slash."""
     folder = Path(name)
-    if not name.strip():
-        raise ValueError("the name of a model is empty; give a folder or a model's name")
     if folder.is_file():
         raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
     if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
         raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
     if folder.is_dir():
+        if (folder / "adapter_config.json").is_file():
+            raise ValueError(f"{folder} holds an adapter (LoRA); merge it into its model, and give the folder of that")
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder} has no config.json; give the folder that holds it and the weights")
         _require_no_int8(name, parsed((folder / "config.json").read_bytes()) or {})

@@ -65,7 +65,7 @@ def _command(commands: Any, name: str, words: str, examples: str) -> argparse.Ar
     for option in ("params", "layers"):
         parser.add_argument(f"--{option}", type=float, nargs=2, metavar=("TARGET", "DRAFT"), help="of both models")
     parser.add_argument("--gpu", metavar="NAME", help="of the device, also as nvidia-smi prints it")
-    parser.set_defaults(run=run, command=name)
+    parser.set_defaults(run=run)
     return parser
 
 

@@ -42,11 +42,8 @@ class Settings:
         _require(finite, "temperature", self.temperature, "0 (greedy) or positive and finite")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (none) or positive")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (none)")
-        _require(self.speculation in SPECULATIONS, "speculation", self.speculation, f"one of {', '.join(SPECULATIONS)}")
-        _require(self.gamma >= 1, "gamma", self.gamma, "at least 1")
         _require(self.seed >= 0, "seed", self.seed, "0 or positive")
         _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
-        _require(self.dtype in DTYPES, "dtype", self.dtype, f"one of {', '.join(DTYPES)}")
 
     def seed_of(self, prompt: int) -> int:
         """The seed of prompt number `prompt`: different for all prompts of a run, and below 2^31."""

@@ -37,8 +37,6 @@ def complete_lines(file: Path, prompts: Sequence[Sequence[int]], settings: dict[
     """
     if not file.exists():
         return 0
-    if not file.is_file() and not file.is_dir():
-        raise ValueError(f"{file} is a pipe or a device; give a file, which can be continued")
     content = file.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     lines = [line for line in whole.split(b"\n") if line.strip()]
@@ -85,7 +83,6 @@ def write_tokens(
     """
     start = last = time.monotonic()
     count, done = 0, 0
-    _require_writable(file)
     for done, (prompt, tokens) in enumerate(zip(prompts, completions, strict=False), 1):
         line: dict[str, Any] = {"prompt": list(prompt), "tokens": [int(token) for token in tokens]}
         # Anew for each, so that there is no file before the first.
@@ -98,13 +95,6 @@ def write_tokens(
     if done < len(prompts):
         raise ValueError(f"the engine returned {done} completions for {len(prompts)} prompts")
     return count
-
-
-def _require_writable(file: Path) -> None:
-    new = not file.exists()
-    file.open("a").close()
-    if new:
-        file.unlink()
 
 
 def to_stderr(line: str) -> None:

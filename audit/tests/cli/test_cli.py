@@ -136,7 +136,7 @@ OPTIONS: list[tuple[tuple[object, ...], int, Callable[[dict[str, Any]], bool]]] 
     (GREEDY, 1, lambda found: found["diagnosis"] == "impossible"),
     ((*GREEDY, "--logit-tolerance", 99), 3, lambda found: len(found["borderline"]) > 0),
     ((*GREEDY, "--control", "short.jsonl"), 1, lambda found: found["control"]["source"] == "engine"),
-    (("--repetition-penalty", 1.0), 3, lambda found: found["verdict"] == "not rejected"),
+    (("--repetition_penalty", 1.0), 3, lambda found: found["verdict"] == "not rejected"),
 ]
 
 
@@ -188,7 +188,7 @@ def test_of_sequences_with_one_seed_the_first_is_audited(loaded: Path, short: Pa
 
 def test_an_audit_while_the_pipe_is_open(model: Path) -> None:
     """The rejection is told before the pipe closes; SIGTERM then ends the audit with its report."""
-    command = [sys.executable, "-m", "specnb_audit.cli", "audit", "-", "--target", str(model), "--eos", "3"]
+    command = [sys.executable, "-m", "specnb_audit", "audit", "-", "--target", str(model), "--eos", "3"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, **pipes, text=True) as process:  # type: ignore[call-overload]
         process.stdin.write('{"prompt": [1], "tokens": [2, 0]}\n{"prompt": [1], "tokens": [3, 1]}\n')
@@ -219,6 +219,7 @@ def test_bad_settings_are_named_before_a_model_is_loaded(short: Path, monkeypatc
     bad |= {"--control": str(short.parent / "none"), "--logit-tolerance": "-3", "--require": "token-bias:0.1"}
     for option, value in bad.items():
         assert value in refused("audit", short, "--target", "some/name", option, value)
+    assert "audit --help lists" in refused("audit", short, "--target", "some/name", "--thinking-budget", 20)
     assert files(short.parent) == {"short.jsonl": SHORT}
 
 

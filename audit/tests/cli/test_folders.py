@@ -22,10 +22,12 @@ INT8 = {"num_bits": 8, "type": "int"}
         (LLAMA | {"quantization_config": {"config_groups": {"a": {"weights": INT8}}}}, "has int8 weights"),
         (LLAMA | {"quantization_config": {"quant_method": "awq", "bits": 4}}, None),
         (LLAMA | {"architectures": ["LlamaForCausalLM"]}, None),
+        ({"peft_type": "LORA"}, "holds an adapter"),
     ],
 )
 def test_what_a_folder_holds(tmp_path: Path, config: dict[str, Any], words: str | None) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    name = "adapter_config.json" if "peft_type" in config else "config.json"
+    (tmp_path / name).write_text(json.dumps(config), encoding="utf-8")
     if words is None:
         _require_model(str(tmp_path))
     else:

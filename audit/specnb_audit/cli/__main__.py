@@ -1,7 +1,0 @@
-"""`python -m specnb_audit.cli`: the same as the command `specnb-audit`."""
-
-import sys
-
-from specnb_audit.cli import main
-
-sys.exit(main())
