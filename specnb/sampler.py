@@ -33,6 +33,7 @@ from specnb.support import require_context, require_same_vocabulary, require_sup
 from specnb.trees import node_depths
 
 Draft = PreTrainedModel | Drafter | Literal["auto"] | None
+FIXED = ("target", "drafter", "gamma", "sampling", "rule")  # of a sampler, because its batches keep them
 
 SLOT_MULTIPLE, LEAST_SLOTS, LEAST_EOS = 128, 512, 4  # few sizes are compiled or captured
 
@@ -215,6 +216,11 @@ class Sampler:
         # A batch class of the user's is not compared with the model, because known bugs are such classes.
         self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None
         self.checked = 0  # tokens of the longest sequence that was compared
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED and name in vars(self):
+            raise AttributeError(f"{name} of a sampler cannot be changed; make another sampler")
+        super().__setattr__(name, value)
 
     def drafter_of(self, draft: Draft, compile: Compile) -> Drafter | None:
         if isinstance(draft, str):
