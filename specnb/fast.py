@@ -136,6 +136,11 @@ def weights_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     return {name: (id(each), each.data_ptr(), each.shape, each.dtype) for name, each in named}
 
 
+def looks_of(model: PreTrainedModel) -> list[Any]:
+    """What a forward pass may depend on beside the weights: modules, their attributes and hooks, the configuration."""
+    return [*_kind(model), model.config.to_dict()]
+
+
 def _checksum(packed: Sequence[PackedLinear]) -> int:
     seen = xxhash.xxh3_64()
     for layer in packed:
@@ -349,6 +354,8 @@ def _kind(layer: nn.Module) -> list[Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
     return value if isinstance(value, bool | int | float | str | type(None)) else id(value)
 
 

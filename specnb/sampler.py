@@ -22,7 +22,7 @@ from specnb.arguments import named_settings, require_whole, shown
 from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
-from specnb.fast import Compile, PrivateModel
+from specnb.fast import Compile, PrivateModel, looks_of
 from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
 from specnb.prompts import Prompts, Tokens, as_list, padding_tokens, require_tokens, token_lists
@@ -119,7 +119,9 @@ class Sampler:
 
     A sampler belongs to one thread; several samplers of one model may run in several threads. The
     models are never changed. If their weights are replaced, or changed where the sampler has
-    copies, a call raises `RuntimeError`; to see other changes, make another sampler.
+    copies, a call raises `RuntimeError`. Changes of hooks, attributes and the configuration are not
+    seen: the next call is compared with the model again, and raises `TypeError` if it differs. To see
+    such changes, make another sampler.
 
     Parameters
     ----------
@@ -216,6 +218,7 @@ class Sampler:
         # A batch class of the user's is not compared with the model, because known bugs are such classes.
         self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None
         self.checked = 0  # tokens of the longest sequence that was compared
+        self.looks = looks_of(target)  # of the model, when it was
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and name in vars(self):
@@ -297,6 +300,8 @@ class Sampler:
                 "single rows (can_refill is False); leave batch_size out"
             )
         self.private.require_unchanged()
+        if self.check is not None and self.looks != (looks := looks_of(self.target)):
+            self.checked, self.looks = 0, looks
         batch = self._batch(rows, longest, max_new_tokens, len(eos))
         batch.clear(eos)
         generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)

@@ -188,6 +188,26 @@ def test_what_is_no_weight_is_as_it_was_when_the_sampler_was_made(change: Change
     assert (seen == unchanged) == (change is setting)  # parts read this setting when they are made
 
 
+def merged(model: Any) -> None:
+    """As adapters are merged: the model computes what it did, from other weights."""
+    attribute(model)
+    _q(model).weight.data /= 3
+
+
+@pytest.mark.parametrize("change", [hook, attribute, method, setting, merged])
+def test_after_such_a_change_a_call_is_compared_again(change: Change) -> None:
+    model: Any = llama(8, dtype=torch.float64)
+    sampler = Sampler(model, None, compile=False)
+    unchanged = sampler.generate(PROMPTS, **ASKED).tokens
+    change(model)
+    if change is setting:
+        assert sampler.generate(PROMPTS, **ASKED).tokens == unchanged
+    else:
+        for _ in range(2):
+            with pytest.raises(TypeError, match="wrong distributions"):
+                sampler.generate(PROMPTS, **ASKED)
+
+
 def replaced_forward(model: Any) -> None:
     _q(model).forward = lambda states: -nn.Linear.forward(_q(model), states)
 
