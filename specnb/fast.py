@@ -112,10 +112,11 @@ class PrivateModel:
 
 
 def shared_copy(model: Module) -> Module:
-    """A copy of `model` with the same parameters, buffers and hooks."""
+    """A copy of `model` with the same parameters, buffers and hooks, and other tensors of its modules."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
+        others = [value for value in vars(module).values() if isinstance(value, Tensor)]
+        for tensor in (*module._parameters.values(), *module._buffers.values(), *others):
             memo[id(tensor)] = tensor
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             memo[id(hook)] = hook

@@ -188,6 +188,19 @@ def test_what_is_no_weight_is_as_it_was_when_the_sampler_was_made(change: Change
     assert (seen == unchanged) == (change is setting)  # parts read this setting when they are made
 
 
+def test_a_tensor_that_is_no_weight_is_shared_as_well() -> None:
+    """As a direction in which states are steered."""
+    model: Any = llama(8, dtype=torch.float64)
+    part = model.model.layers[0].mlp
+    part.direction = torch.zeros(8, dtype=torch.float64)
+    part.register_forward_hook(lambda part, given, made: made + part.direction)
+    sampler = Sampler(model, None, compile=False)
+    unchanged = sampler.generate(PROMPTS, **ASKED).tokens
+    part.direction += 2
+    seen = sampler.generate(PROMPTS, **ASKED).tokens
+    assert seen == generate(model, PROMPTS, None, **ASKED).tokens != unchanged
+
+
 def merged(model: Any) -> None:
     """As adapters are merged: the model computes what it did, from other weights."""
     attribute(model)
