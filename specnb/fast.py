@@ -131,6 +131,16 @@ def without_hooks(layer: nn.Module) -> nn.Module:
     return made
 
 
+def has_code_of_its_own(model: nn.Module) -> bool:
+    """Whether a part has a hook or a `forward` of the user's, which may read numbers that change later."""
+    for part in model.modules():
+        hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        # transformers adds hooks that record states.
+        if "forward" in vars(part) or not all(str(hook.__module__).startswith("transformers.") for hook in hooks):
+            return True
+    return False
+
+
 def weights_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     """What identifies each parameter and buffer: the object, the place of its values, and their layout."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -258,7 +268,7 @@ class CompiledLayers:
 
     Passes over `widths` tokens run compiled, others eagerly. Layers are of one kind if their parts,
     attributes and hooks are equal, and if one computes the same to the last bit with the weights of
-    the other.
+    the other. Layers whose parts have hooks or a `forward` of their own run eagerly.
     """
 
     def __init__(self, layers: Sequence[nn.Module], kinds: list[int]) -> None:
@@ -269,7 +279,8 @@ class CompiledLayers:
         self.compared: set[int] = set()
         self.ready: dict[tuple[Any, ...], Callable[..., Any]] = {}
         for number, layer in enumerate(layers):
-            layer.forward = partial(self.forward, number)
+            if not has_code_of_its_own(self.modules[number]):
+                layer.forward = partial(self.forward, number)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> CompiledLayers | None:

@@ -22,7 +22,7 @@ from specnb.arguments import named_settings, require_whole, shown
 from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
-from specnb.fast import Compile, PrivateModel, looks_of
+from specnb.fast import Compile, PrivateModel, has_code_of_its_own, looks_of
 from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
 from specnb.prompts import Prompts, Tokens, as_list, padding_tokens, require_tokens, token_lists
@@ -213,7 +213,8 @@ class Sampler:
         require_whole(rows=(1 if rows is None else rows, 1), slots=(1 if slots is None else slots, 1))
         self.rows, self.slots = rows or 0, slots or 0
         self.compile = compile
-        self.captures = target.device.type == "cuda" and compile is not False
+        # A graph would keep the numbers that the user's hooks read when it was captured.
+        self.captures = target.device.type == "cuda" and compile is not False and not has_code_of_its_own(target)
         self.private = PrivateModel(target, compile)
         # A batch class of the user's is not compared with the model, because known bugs are such classes.
         self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None

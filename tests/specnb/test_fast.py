@@ -393,6 +393,19 @@ def test_a_hook_of_a_layer_is_called_once(not_compiled: list[Any]) -> None:
     assert not_compiled
 
 
+@pytest.mark.parametrize("change", [hook, method])
+def test_a_layer_whose_parts_have_hooks_is_not_compiled(change: Change, not_compiled: list[Any]) -> None:
+    """Compiled code would keep the numbers that they read. Hooks of transformers, which record states, read none."""
+    model: Any = llama(8, dtype=torch.float64)
+    model(input_ids=torch.tensor(PROMPTS[:1]), output_hidden_states=True)
+    change(model)
+    sampler = Sampler(model, None, compile=True)
+    with_hook, other = sampler.private.modules.model.layers
+    assert "forward" not in vars(with_hook)
+    assert "forward" in vars(other)
+    assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
+
+
 def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: list[Any]) -> None:
     """A part that differs makes another kind; so does what a layer does with its number."""
     model: Any = llama(8, dtype=torch.float64, layers=3)
