@@ -66,6 +66,8 @@ def written_and_seen(
 ) -> tuple[Tensor, Tensor]:
     """Write the new tokens of one layer, and return the keys and values that their pass reads."""
     if at.finite:
+        for states in (key_states, value_states):
+            at.overflowed |= ~states.isfinite().all(dim=-1).all(dim=1)
         key_states, value_states = key_states.nan_to_num(), value_states.nan_to_num()
     # By index and not by scatter, for which compiled code would copy the whole cache.
     written, slots = at.index
@@ -81,6 +83,7 @@ class RaggedCache(Cache):
     shortens = True
     # Whether NaN is kept out: a mask does not hide it, so the NaN of a draft token would reach tokens before it.
     finite = False
+    overflowed: Tensor  # of a pass that is `finite`, tokens `(batch, n)` that have keys or values that are not
     fills = False  # whether the pass is over prompts, of any length
     index: tuple[Tensor, Tensor]
     rows: Tensor | None
@@ -97,6 +100,8 @@ class RaggedCache(Cache):
         self.seen = self.capacity if seen is None else seen
         written = torch.arange(len(slots), device=slots.device) if rows is None else rows
         self.rows, self.index = rows, (written[:, None], slots.contiguous())
+        if self.finite:
+            self.overflowed = torch.zeros_like(slots, dtype=torch.bool)
 
     def least(self, slots: Tensor, visible: Tensor | None = None, known: int | None = None) -> int:
         """Slots to read for tokens that see up to their `slots`, or the `visible` ones.
@@ -201,7 +206,11 @@ class CachedModel:
         if self.hidden_states is not None:
             states = [output.hidden_states[layer] for layer in self.hidden_layers]
             self.hidden_states[self.cache.index] = torch.cat(states, dim=-1)
-        return self.target_logits(output)
+        logits = self.target_logits(output)
+        if self.cache.finite:
+            # A token reads its own keys and values, so the model alone has NaN after it.
+            logits = logits.masked_fill(self.cache.overflowed[:, -keep:, None], torch.nan)
+        return logits
 
     def own_tokens(self, tokens: Tensor) -> Tensor:
         return tokens if self.token_map is None else self.token_map.inputs(tokens)

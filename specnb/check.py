@@ -26,7 +26,7 @@ from specnb.trees import TokenTree
 HALF = 3  # tokens of a sequence of the probe before the pass that is compared, and in it
 ROUNDING = 1e-4  # a mean total variation up to this is rounding in 32 bits or more
 ROUNDINGS = 2  # the loop may be off by so many times what the model in pieces is
-DISAGREEING = 0.05  # a model in 32 bits or more whose passes differ by more disagrees with itself
+DISAGREEING = 0.05  # a model whose passes differ by more disagrees with itself; in 16 bits a copy in 32 decides
 PIECES = 8  # of a completion, beside its prompt
 LEAVES = 8  # of a tree, whose paths are compared
 
@@ -87,17 +87,19 @@ class Check:
             return
         pieces = float(compared(self._own(self.model, text, known, tokens, pieces=True), alone).mean())
         in_16_bits = torch.finfo(self.model.dtype).bits == 16
-        if mean > ROUNDINGS * pieces + ROUNDING:
-            if not (in_16_bits and copy_fits(self.model)):
-                if in_16_bits and mean <= rounding(self.model.dtype):
-                    self._warn(mean)
-                    return
-                raise TypeError(self._refusal(mean, pieces, off, known, where))
+        explained = mean <= ROUNDINGS * pieces + ROUNDING
+        if explained and not in_16_bits:
+            self._require_one_distribution(text, known, pieces)
+        elif explained and pieces <= min(DISAGREEING, rounding(self.model.dtype)):
+            return
+        elif in_16_bits and copy_fits(self.model):
             exact = self._own(copy.deepcopy(self.model).float(), text, known, tokens)
             if float(compared(exact).mean()) > ROUNDINGS * float(compared(exact, alone).mean()) + ROUNDING:
                 raise TypeError(self._refusal(mean, pieces, off, known, where))
-        elif not in_16_bits:
-            self._require_one_distribution(text, known, pieces)
+        elif in_16_bits and mean <= rounding(self.model.dtype):
+            self._warn(mean)
+        else:
+            raise TypeError(self._refusal(mean, pieces, off, known, where))
 
     def _require_one_distribution(self, text: list[int], known: int, pieces: float) -> None:
         name = type(self.model).__name__

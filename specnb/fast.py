@@ -112,10 +112,11 @@ class PrivateModel:
 
 
 def shared_copy(model: Module) -> Module:
-    """A copy of `model` with the same parameters, buffers and hooks."""
+    """A copy of `model` with the same parameters, buffers and hooks, and other tensors of its modules."""
     memo: dict[int, Any] = {}
     for module in model.modules():
-        for tensor in (*module._parameters.values(), *module._buffers.values()):
+        others = [value for value in vars(module).values() if isinstance(value, Tensor)]
+        for tensor in (*module._parameters.values(), *module._buffers.values(), *others):
             memo[id(tensor)] = tensor
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             memo[id(hook)] = hook
@@ -130,10 +131,25 @@ def without_hooks(layer: nn.Module) -> nn.Module:
     return made
 
 
+def has_code_of_its_own(model: nn.Module) -> bool:
+    """Whether a part has a hook or a `forward` of the user's, which may read numbers that change later."""
+    for part in model.modules():
+        hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+        # transformers adds hooks that record states.
+        if "forward" in vars(part) or not all(str(hook.__module__).startswith("transformers.") for hook in hooks):
+            return True
+    return False
+
+
 def weights_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     """What identifies each parameter and buffer: the object, the place of its values, and their layout."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     return {name: (id(each), each.data_ptr(), each.shape, each.dtype) for name, each in named}
+
+
+def looks_of(model: PreTrainedModel) -> list[Any]:
+    """What a forward pass may depend on beside the weights: modules, their attributes and hooks, the configuration."""
+    return [*_kind(model), model.config.to_dict()]
 
 
 def _checksum(packed: Sequence[PackedLinear]) -> int:
@@ -252,7 +268,7 @@ class CompiledLayers:
 
     Passes over `widths` tokens run compiled, others eagerly. Layers are of one kind if their parts,
     attributes and hooks are equal, and if one computes the same to the last bit with the weights of
-    the other.
+    the other. Layers whose parts have hooks or a `forward` of their own run eagerly.
     """
 
     def __init__(self, layers: Sequence[nn.Module], kinds: list[int]) -> None:
@@ -263,7 +279,8 @@ class CompiledLayers:
         self.compared: set[int] = set()
         self.ready: dict[tuple[Any, ...], Callable[..., Any]] = {}
         for number, layer in enumerate(layers):
-            layer.forward = partial(self.forward, number)
+            if not has_code_of_its_own(self.modules[number]):
+                layer.forward = partial(self.forward, number)
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> CompiledLayers | None:
@@ -350,6 +367,8 @@ def _kind(layer: nn.Module) -> list[Any]:
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
     return value if isinstance(value, bool | int | float | str | type(None)) else id(value)
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specnb.arguments import shown
-from specnb.distributions import residual, sample, unnormalised_residual
+from specnb.distributions import one_hot, residual, sample, unnormalised_residual
 from specnb.trees import SCHEMES, Scheme, TokenTree, chain
 
 
@@ -317,7 +317,11 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
     """
     weights = [torch.ones_like(p[..., 0, 0])] * p.shape[-2]  # of each entry
     scales = list(weights)  # the weight divided by the mass of `remaining`, which is not normalised
-    remaining = p.clone()
+    # After the last token that a step emits there may be NaN, on which nothing rests. With any distribution
+    # in its place the nodes before it are accepted as they should.
+    remaining = p.where(~p[..., :1].isnan(), 1 / p.shape[-1])
+    certain = one_hot(draft_tokens.clamp_min(0), q.shape[-1], q.dtype)
+    q = q.where(~q.sum(dim=-1, keepdim=True).isnan(), certain)
     for turn, (numbers, nodes, parents) in enumerate(tree.by_turns):
         before, proposed = remaining[..., parents, :], q[..., nodes, :]
         ratios = acceptance_ratio(before, proposed, draft_tokens[..., nodes]).nan_to_num(0.0).to(p.dtype).unbind(-1)

@@ -24,7 +24,7 @@ from specnb.cache import LEAST_SLOTS
 from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
-from specnb.fast import Compile, PrivateModel
+from specnb.fast import Compile, PrivateModel, has_code_of_its_own, looks_of
 from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
 from specnb.prompts import Prompts, Tokens, as_list, padding_tokens, require_tokens, token_lists
@@ -35,6 +35,7 @@ from specnb.support import require_context, require_same_vocabulary, require_sup
 from specnb.trees import node_depths
 
 Draft = PreTrainedModel | Drafter | Literal["auto"] | None
+FIXED = ("target", "drafter", "gamma", "sampling", "rule")  # of a sampler, because its batches keep them
 
 SLOT_MULTIPLE, LEAST_EOS = 128, 4  # few sizes are compiled or captured
 
@@ -120,7 +121,9 @@ class Sampler:
 
     A sampler belongs to one thread; several samplers of one model may run in several threads. The
     models are never changed. If their weights are replaced, or changed where the sampler has
-    copies, a call raises `RuntimeError`; to see other changes, make another sampler.
+    copies, a call raises `RuntimeError`. Changes of hooks, attributes and the configuration are not
+    seen: the next call is compared with the model again, and raises `TypeError` if it differs. To see
+    such changes, make another sampler.
 
     Parameters
     ----------
@@ -146,7 +149,7 @@ class Sampler:
         Compare the loop with the model's own forward passes (`specnb.check`). For a new batch: a
         few tokens before the first step, the first step, and the completions of the shortest and
         the longest prompt. In every call: the first refilled row, and sequences longer than any
-        compared before.
+        compared before. A call with more rows than before is compared like a new batch.
     tokenizer
         With one, prompts may be texts, and completions have texts.
     rows, slots
@@ -209,11 +212,19 @@ class Sampler:
         require_whole(rows=(1 if rows is None else rows, 1), slots=(1 if slots is None else slots, 1))
         self.rows, self.slots = rows or 0, slots or 0
         self.compile = compile
-        self.captures = target.device.type == "cuda" and compile is not False
+        # A graph would keep the numbers that the user's hooks read when it was captured.
+        self.captures = target.device.type == "cuda" and compile is not False and not has_code_of_its_own(target)
         self.private = PrivateModel(target, compile)
         # A batch class of the user's is not compared with the model, because known bugs are such classes.
         self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None
-        self.longest_compared = 0  # tokens of the longest sequence that was compared, 0 for a new batch
+        # Rows, and tokens of the longest sequence, that were compared; 0 for a new batch.
+        self.rows_compared = self.longest_compared = 0
+        self.looks = looks_of(target)  # of the model, when it was
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in FIXED and name in vars(self):
+            raise AttributeError(f"{name} of a sampler cannot be changed; make another sampler")
+        super().__setattr__(name, value)
 
     def drafter_of(self, draft: Draft, compile: Compile) -> Drafter | None:
         if isinstance(draft, str):
@@ -290,6 +301,8 @@ class Sampler:
                 "single rows (can_refill is False); leave batch_size out"
             )
         self.private.require_unchanged()
+        if self.check is not None and self.looks != (looks := looks_of(self.target)):
+            self.rows_compared, self.longest_compared, self.looks = 0, 0, looks
         batch = self._batch(rows, longest, max_new_tokens, len(eos))
         batch.clear(eos)
         generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
@@ -327,7 +340,7 @@ class Sampler:
             require_agreement(self.target, self.private.modules, slots, tree)
         batch = (self.hooks.batch_class or Batch)(setup)
         self._prepare(batch)
-        self.batch, self.longest_compared = batch, 0
+        self.batch, self.rows_compared, self.longest_compared = batch, 0, 0
         return batch
 
     def _prepare(self, batch: Batch) -> None:
@@ -366,7 +379,8 @@ class _Call:
         self.prompt_of: dict[int, int] = {}
         lengths = list(map(len, prompts))
         self.longest_compared = sampler.longest_compared
-        self.is_new = sampler.check is not None and not self.longest_compared
+        self.rows = rows
+        self.is_new = sampler.check is not None and rows > sampler.rows_compared
         self.to_compare = {lengths.index(min(lengths)), lengths.index(max(lengths))} if self.is_new else set[int]()
         if rows < len(prompts):
             self.to_compare.add(rows)  # the first to take over a row
@@ -403,6 +417,7 @@ class _Call:
         self._collect(list(self.prompt_of))
         # Only now, because a call that ended in an error may be repeated.
         self.sampler.longest_compared = self.longest_compared
+        self.sampler.rows_compared = max(self.sampler.rows_compared, self.rows)
         rows = [self.ended[number] for number in range(len(self.prompts))]
         probs = [row.probs for row in rows if row.probs is not None]
         return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)

@@ -355,5 +355,13 @@ def test_a_model_whose_own_passes_differ_is_refused_or_a_warning(name: str) -> N
             Check(model, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_whose_own_passes_differ_is_refused_in_16_bits(dtype: torch.dtype) -> None:
+    """A copy in 32 bits says that it is no rounding."""
+    model: Any = sharper_by(SIZES_OF_A_PASS["with a cache"])
+    with pytest.raises(TypeError, match="wrong distributions"):
+        Check(model.to(dtype), gamma=3).completion(PROMPT, TOKENS, own_log_probs(roomy(dtype), 2))
+
+
 def test_nan_is_left_to_the_loop() -> None:
     Check(roomy(), gamma=3).completion(PROMPT, TOKENS, torch.full((len(TOKENS),), torch.nan))

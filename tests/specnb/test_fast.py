@@ -188,6 +188,39 @@ def test_what_is_no_weight_is_as_it_was_when_the_sampler_was_made(change: Change
     assert (seen == unchanged) == (change is setting)  # parts read this setting when they are made
 
 
+def test_a_tensor_that_is_no_weight_is_shared_as_well() -> None:
+    """As a direction in which states are steered."""
+    model: Any = llama(8, dtype=torch.float64)
+    part = model.model.layers[0].mlp
+    part.direction = torch.zeros(8, dtype=torch.float64)
+    part.register_forward_hook(lambda part, given, made: made + part.direction)
+    sampler = Sampler(model, None, compile=False)
+    unchanged = sampler.generate(PROMPTS, **ASKED).tokens
+    part.direction += 2
+    seen = sampler.generate(PROMPTS, **ASKED).tokens
+    assert seen == generate(model, PROMPTS, None, **ASKED).tokens != unchanged
+
+
+def merged(model: Any) -> None:
+    """As adapters are merged: the model computes what it did, from other weights."""
+    attribute(model)
+    _q(model).weight.data /= 3
+
+
+@pytest.mark.parametrize("change", [hook, attribute, method, setting, merged])
+def test_after_such_a_change_a_call_is_compared_again(change: Change) -> None:
+    model: Any = llama(8, dtype=torch.float64)
+    sampler = Sampler(model, None, compile=False)
+    unchanged = sampler.generate(PROMPTS, **ASKED).tokens
+    change(model)
+    if change is setting:
+        assert sampler.generate(PROMPTS, **ASKED).tokens == unchanged
+    else:
+        for _ in range(2):
+            with pytest.raises(TypeError, match="wrong distributions"):
+                sampler.generate(PROMPTS, **ASKED)
+
+
 def replaced_forward(model: Any) -> None:
     _q(model).forward = lambda states: -nn.Linear.forward(_q(model), states)
 
@@ -358,6 +391,19 @@ def test_a_hook_of_a_layer_is_called_once(not_compiled: list[Any]) -> None:
     sampler = Sampler(model, None, compile=True)
     assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
     assert not_compiled
+
+
+@pytest.mark.parametrize("change", [hook, method])
+def test_a_layer_whose_parts_have_hooks_is_not_compiled(change: Change, not_compiled: list[Any]) -> None:
+    """Compiled code would keep the numbers that they read. Hooks of transformers, which record states, read none."""
+    model: Any = llama(8, dtype=torch.float64)
+    model(input_ids=torch.tensor(PROMPTS[:1]), output_hidden_states=True)
+    change(model)
+    sampler = Sampler(model, None, compile=True)
+    with_hook, other = sampler.private.modules.model.layers
+    assert "forward" not in vars(with_hook)
+    assert "forward" in vars(other)
+    assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
 
 
 def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: list[Any]) -> None:

@@ -336,6 +336,20 @@ def test_a_uniform_equal_to_the_acceptance_probability_rejects(rule: Rule, thres
     assert token_verification(p, q, torch.tensor([0]), *exactly).accepted == 0
 
 
+@pytest.mark.parametrize("broken", ["p", "q"])
+def test_nan_after_a_token_does_not_change_how_often_it_is_accepted(broken: str) -> None:
+    """The token may be the last one that is emitted, such as an end token, so that NaN is not reported."""
+    for first in range(3):
+        p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.2, 0.2, 0.6]], dtype=torch.float64)
+        q = torch.tensor([[0.2, 0.2, 0.6], [0.3, 0.3, 0.4]], dtype=torch.float64)
+        second = q[1].clone() if broken == "p" else one_hot(torch.tensor(2), 3, q.dtype)
+        (p if broken == "p" else q)[1] = torch.nan
+        drafts = torch.tensor([[first, token] for token in range(3)])
+        accept = block_verification.plan(p.expand(3, 3, 3), q.expand(3, 2, 3), drafts, TokenTree(chain(2))).accept
+        kept = accept[:, 1] + (1 - accept[:, 1]) * accept[:, 0]
+        assert float(kept @ second) == pytest.approx(min(1, float(p[0, first] / q[0, first])))
+
+
 def test_rules_are_values() -> None:
     assert lenient_verification(0.5) == lenient_verification(0.5) != lenient_verification(0.4)
     assert hash(lenient_greedy_verification(0.5)) == hash(lenient_greedy_verification(0.5))

@@ -289,6 +289,17 @@ def test_earlier_calls_and_idle_rows_change_no_token(kind: str, room: dict[str, 
     assert (len(batches) == 1) == bool(room)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("sampling", GREEDY), ("target", DRAFT), ("gamma", 0), ("rule", exact_match), ("drafter", None)],
+)
+def test_a_setting_is_not_changed_after_a_sampler_was_made(name: str, value: Any) -> None:
+    """Its batch would go on with the old one."""
+    sampler = Sampler(TARGET, DRAFT, compile=False, progress=False)
+    with pytest.raises(AttributeError, match="make another"):
+        setattr(sampler, name, value)
+
+
 @pytest.mark.minutes
 @pytest.mark.skipif(not shutil.which("c++"), reason="no compiler")
 def test_a_compiled_sampler_gives_the_same_tokens_and_compiles_once() -> None:

@@ -21,6 +21,7 @@ from specnb.distributions import Sampling, one_hot
 from specnb.drafters import Context, Drafter, Proposal, TreeDrafter
 from specnb.enumeration import step_distribution
 from specnb.fast import Captured
+from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome, Plan, PlannedRule, Rule, token_verification
 from specnb.sampler import Sampler, generate, slots_for
 from specnb.step import Batch, Setup
@@ -251,6 +252,18 @@ def test_nan_in_the_cache_of_rejected_tokens_changes_nothing() -> None:
         ]
         assert made[0].tokens == made[1].tokens
         assert (made[0].record.draft_tokens == 3).any()
+
+
+@pytest.mark.parametrize("gamma", [0, 3])
+def test_a_token_that_was_emitted_and_whose_keys_overflow_is_reported(gamma: int) -> None:
+    """The pass that keeps NaN out of the cache would make them finite."""
+    target: Any = llama(8, seed=2, dtype=torch.float16)
+    embedded = target.model.embed_tokens.weight.data
+    embedded[:, 0], embedded[3], embedded[3, 0] = 0, 0, 3
+    target.model.layers[0].self_attn.k_proj.weight.data[:, 0] = torch.finfo(torch.float16).max
+    assert target(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False).logits[0, -1].isnan().all()
+    with pytest.raises(FloatingPointError):
+        generate(target, [[1, 2]], PromptLookupDrafter(8), gamma=gamma, max_new_tokens=12, seed=2, progress=False)
 
 
 def test_nan_names_its_prompt_and_keeps_what_was_finished() -> None:
