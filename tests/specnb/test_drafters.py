@@ -19,18 +19,13 @@ from unsupported_models import convolving
 
 from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
-from specnb.enumeration import completed, drafter_step_distribution, joint_distribution, step_distribution
+from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 from specnb.ngram import UniformDrafter
 from specnb.rules import (
     Outcome,
-    PlannedRule,
-    exact_match,
-    recursive_rejection,
-    token_verification,
-    traversal_verification,
 )
 from specnb.sampler import generate
-from specnb.trees import SCHEMES, Scheme, distinct_children, independent_children, top_children
+from specnb.trees import Scheme, distinct_children, independent_children, top_children
 
 ALL = CHAINS | HIERARCHICAL | TREES
 IN_THE_LOOP = [*HIERARCHICAL, *TREES, "copy and stopped", "copy, otherwise a head"]
@@ -237,30 +232,3 @@ def test_children_are_several_if_the_scheme_and_the_sampling_allow_it() -> None:
     tokens, q = proposed((-1, -1), top_children, 0.0)
     assert (tokens[:, 0] != tokens[:, 1]).all()
     assert (q.amax(-1) == 1).all()
-
-
-FOR_INDEPENDENT = PlannedRule(token_verification.plan, schemes=(independent_children,))
-RULES = (recursive_rejection, traversal_verification, exact_match)
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_for(scheme: Scheme) -> None:
-    target, prompt = llama(), [[0, 1]]
-    for rule in RULES:
-        deviation = 0.0
-        for seed in range(2):
-            p, q = distribution_pair("dense", 3, seed)
-            emitted = step_distribution(rule, p, q, (-1, -1), scheme=scheme)
-            deviation += float((completed(emitted, p, 2) - joint_distribution(p, 2)).abs().sum()) / 2
-        drafter = TreeDrafter(target, (-1, -1), scheme=scheme)
-        assert (deviation < 1e-12) == (scheme in rule.schemes), (rule, deviation)
-        if deviation < 1e-12:
-            generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule)
-        else:
-            with pytest.raises(ValueError, match=f"not exact for children sampled by {scheme.__name__}"):
-                generate(target, prompt, drafter, gamma=2, max_new_tokens=2, rule=rule)
-
-
-def test_a_tree_that_is_a_chain_fits_rules_for_every_scheme() -> None:
-    drafter = TreeDrafter(llama(), (-1, 0), scheme=distinct_children)
-    generate(llama(), [[0, 1]], drafter, gamma=2, max_new_tokens=2, rule=FOR_INDEPENDENT)

@@ -1,4 +1,4 @@
-"""Every verification rule in the real loop: the target's joint distribution.
+"""Every verification rule, of specnb and of studies, in the real loop: the target's joint distribution.
 
 That the comparison finds bugs is shown in audit/tests/test_known_bugs_in_the_loop.py.
 """
@@ -25,6 +25,7 @@ from specnb.rules import (
 )
 from specnb.sampler import generate
 from specnb.trees import independent_children, top_children
+from studies.rules.published_rules import best_path_block, hub_children, k_sequential_tree, spechub_tree
 
 TREE = (-1, -1, 0, 0, 1)
 
@@ -38,6 +39,9 @@ LOOPS = {
     "traversal": Loop(traversal_verification),
     "traversal, top-k": Loop(traversal_verification, (-1, -1, 0, 0), top_children),
     "exact match": Loop(exact_match),
+    "k-sequential": Loop(k_sequential_tree, (-1, -1, -1, 0), independent_children),
+    "SpecHub": Loop(spechub_tree, (-1, -1, 0, 0), hub_children),
+    "best path": Loop(best_path_block, (-1, -1, 0, 1), independent_children),
 }
 LEVEL = FALSE_ALARMS / len(LOOPS)
 

@@ -522,9 +522,11 @@ def test_whole_numbers_of_any_type_are_numbers(given: dict[str, Any]) -> None:
 
 def test_the_default_rule_and_rows() -> None:
     independent = TreeDrafter(DRAFTING, TWO_DRAFTS, scheme=independent_children)
+    one_path = TreeDrafter(DRAFTING, (-1, 0), scheme=distinct_children)  # a rule for any scheme will do
     for drafter in (None, chain(), DISTINCT):
         assert Sampler(RUNNING, drafter, compile=False).rule == token_verification
-    assert Sampler(RUNNING, independent, rule=FOR_INDEPENDENT, compile=False).rule is FOR_INDEPENDENT
+    for tree in (independent, one_path):
+        assert Sampler(RUNNING, tree, rule=FOR_INDEPENDENT, compile=False).rule is FOR_INDEPENDENT
     for rule in (exact_match, recursive_rejection):  # nothing is drafted, so that any rule will do
         assert Sampler(RUNNING, DISTINCT, gamma=0, rule=rule, compile=False).drafter is None
     for size, rows in ((None, 3), (1, 1), (2, 2), (9, 3)):
