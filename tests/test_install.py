@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
 import yaml
 from script_files import ROOT
 
@@ -57,8 +56,3 @@ def test_a_torch_without_onednn_decodes() -> None:
     """As it is built for macOS on arm64."""
     made = subprocess.run([sys.executable, "-c", WITHOUT_ONEDNN], check=True, capture_output=True, text=True)
     assert made.stdout == "2\n"
-
-
-@pytest.mark.parametrize("application", ["lab", "notebook"])
-def test_jupyter_has_both_interfaces(application: str) -> None:
-    subprocess.run([Path(sys.executable).parent / "jupyter", application, "--version"], check=True, capture_output=True)

@@ -3,11 +3,10 @@ side of the lengths at which it changes what it computes."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 from architectures import KINDS, THRESHOLD, tiny_model
+from tiny import near_copy
 from transformers import PreTrainedModel
 
 from specnb import generate, standardise
@@ -23,14 +22,6 @@ EXACT = (
 ROUNDING = 2e-4  # in float32, with weights as large as these
 
 
-def _near(model: PreTrainedModel) -> PreTrainedModel:
-    draft = copy.deepcopy(model)
-    torch.manual_seed(3)
-    for weight in draft.parameters():
-        weight.data += 0.05 * torch.randn_like(weight)
-    return draft
-
-
 @torch.inference_mode()
 def _own(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> torch.Tensor:
     return standardise(model(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0, -1])
@@ -43,7 +34,7 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
     if model is None:
         pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
     try:
-        made = generate(model, PROMPTS, _near(model), gamma=3, max_new_tokens=6, hooks=Hooks(keep_probs=True))
+        made = generate(model, PROMPTS, near_copy(model, 0.05), gamma=3, max_new_tokens=6, hooks=Hooks(keep_probs=True))
     except TypeError as refusal:
         if kind in EXACT.split() or type(model).__name__ not in str(refusal):
             raise

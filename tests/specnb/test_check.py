@@ -9,37 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import VOCAB, tiny_config, tiny_model
 from tiny import gpt2, llama, mistral, neox, qwen2
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    FalconConfig,
-    FalconForCausalLM,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-)
+from transformers import BertLMHeadModel, FalconForCausalLM, MistralForCausalLM, PreTrainedModel
 
 from specnb import Sampler, beam_search, generate
 from specnb.cache import prefill
 from specnb.check import Check, difference_from_itself, require_agreement, rounding, thresholds
 from specnb.drafters import TreeDrafter
-
-VOCAB = 24
-SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 2, "max_position_embeddings": 64}
-
-
-def _made(model: PreTrainedModel) -> PreTrainedModel:
-    torch.manual_seed(0)
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            weight.data.normal_(0, 0.5)
-    return model.double().eval()  # type: ignore[no-any-return]
 
 
 def roomy(dtype: torch.dtype = torch.float64, seed: int = 1) -> PreTrainedModel:
@@ -90,13 +68,16 @@ def mask_by_length(window: int = 4, only: int = 0) -> PreTrainedModel:
 
 
 def gpt_neo() -> PreTrainedModel:
-    config = GPTNeoConfig(vocab_size=VOCAB, hidden_size=16, num_layers=2, num_heads=2, max_position_embeddings=64,
-                          attention_types=[[["global", "local"], 1]], window_size=32)  # fmt: skip
-    return _made(GPTNeoForCausalLM(config))
+    model = tiny_model("gpt_neo")
+    assert model is not None
+    return model.double()  # type: ignore[no-any-return]
 
 
 def sees_the_future() -> PreTrainedModel:
-    return _made(BertLMHeadModel(BertConfig(**SIZES)))
+    config = tiny_config("bert")
+    config.is_decoder, config.initializer_range = False, 0.5
+    torch.manual_seed(0)
+    return BertLMHeadModel(config).double().eval()
 
 
 def _changed_logits(change: Callable[[Tensor, dict[str, Any]], Tensor], dtype: torch.dtype) -> PreTrainedModel:
@@ -129,15 +110,6 @@ def sharper_by(size: Callable[[dict[str, Any]], float]) -> PreTrainedModel:
     return _changed_logits(lambda logits, given: logits * (1 + size(given)), torch.float64)
 
 
-def llama4(floor_scale: int = 16) -> PreTrainedModel:
-    """Without rotary positions; attention has another temperature from `floor_scale` on."""
-    sizes = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 128, "intermediate_size_mlp": 16}
-    config = Llama4TextConfig(**sizes, head_dim=8, num_local_experts=2, no_rope_layers=[0, 0], attn_scale=2.0,
-                              floor_scale=floor_scale, attention_chunk_size=128,
-                              layer_types=["full_attention"] * 2)  # fmt: skip
-    return _made(Llama4ForCausalLM(config))
-
-
 # Before the first step.
 
 WRONG = (shifted_positions, no_mask, mask_by_length, gpt_neo, sees_the_future)
@@ -167,7 +139,9 @@ def test_rounding_in_16_bits_hides_nothing(
 
 
 def test_a_model_that_fails_in_the_loop_is_refused() -> None:
-    model = FalconForCausalLM(FalconConfig(**{**SIZES, "alibi": True})).eval()
+    config = tiny_config("falcon")
+    config.alibi = True
+    model = FalconForCausalLM(config).eval()
     with pytest.raises(TypeError, match="fails where it gets positions, a mask and a cache"):
         generate(model, [[3, 4]], None, max_new_tokens=4)
 
@@ -202,14 +176,6 @@ def test_the_probe_reaches_across_a_window(window: int, monkeypatch: pytest.Monk
     if window > 6:  # it is not looked at where no sequence reaches it
         assert thresholds(model) == [window]
         require_agreement(model, model, longest=3, total=window, slots=64)
-
-
-@pytest.mark.parametrize("prompt", [3, 40])
-def test_a_temperature_by_length_is_refused_on_both_sides_of_it(prompt: int) -> None:
-    """Sequences that stay below it are exact."""
-    generate(llama4(), [[3, 4, 5]], None, max_new_tokens=8)
-    with pytest.raises(TypeError, match="wrong distributions"):
-        generate(llama4(), [[3, 4, 5] * (prompt // 3)], None, max_new_tokens=20)
 
 
 # After the first step, and at the end of a completion.

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from architectures import tiny_model
 from distributions_for_tests import distribution_pair
 from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
 from implementation_distribution import FALSE_ALARMS, PROMPTS, acceptance_p_value, completions_p_value, eager, refilled
 from tiny import ARCHITECTURES, LIMIT, llama, near_copy, next_distributions
 from torch import Tensor
-from unsupported_models import convolving
 
 from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
@@ -150,7 +150,7 @@ FOUR = UniformDrafter(VOCAB)
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: ModelDrafter(convolving().eval()),
+        lambda: ModelDrafter(tiny_model("recurrent_gemma")),  # type: ignore[arg-type]
         lambda: ModelDrafter(llama().train()),
         lambda: TreeDrafter(llama(), (0, -1)),
         lambda: MixtureDrafter(FOUR, FOUR, 1.5),

@@ -1,22 +1,16 @@
-"""What tests of rules, those of specnb and of studies, enumerate and run in the loop; bugs of
-carrying a plan out."""
+"""What tests of rules enumerate, and bugs of carrying a plan out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from distributions_for_tests import PAIRS, distribution_pair
-from implementation_distribution import completions_p_value, eager, refilled
-from tiny import near_copy
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specnb.distributions import Conditional
-from specnb.drafters import Drafter, ModelDrafter, TreeDrafter
 from specnb.enumeration import (
     Emissions,
     completed,
@@ -26,7 +20,7 @@ from specnb.enumeration import (
     step_distribution,
 )
 from specnb.rules import Outcome, Plan, Planner, Rule
-from specnb.trees import Scheme, distinct_children, independent_children, node_depths
+from specnb.trees import Scheme, independent_children, node_depths
 
 
 class Method(NamedTuple):
@@ -146,30 +140,3 @@ def any_case(parents: tuple[int, ...], rows: int = 24, vocab: int = 4) -> tuple[
             q[row, node] = own * (tokens[row, node] >= 0)
     uniforms = torch.rand(rows, n + 1, generator=generator, dtype=torch.float64)
     return p, q, tokens, uniforms[:, :-1], uniforms[:, -1]
-
-
-@dataclass(frozen=True)
-class Loop:
-    """A rule, and the drafter that it is used with."""
-
-    rule: Rule
-    parents: tuple[int, ...] | None = (-1, -1, 0, 0, 1)
-    scheme: Scheme = distinct_children
-
-    def drafter(self, target: PreTrainedModel) -> Drafter:
-        model = near_copy(target, 0.2)
-        return ModelDrafter(model) if self.parents is None else TreeDrafter(model, self.parents, scheme=self.scheme)
-
-    @property
-    def gamma(self) -> int:
-        return 3 if self.parents is None else len(self.parents)
-
-
-def require_the_joint_distribution(case: Loop, number: int, level: float, rows: int = 2_400) -> None:
-    """The completions of `case` in the loop, rows refilled, have the distribution of a target
-    chosen by `number`."""
-    architecture, eos = [("llama", None), ("gpt2", 1)][number % 2]
-    target = eager(architecture)
-    made = refilled(target, case.drafter(target), rows, gamma=case.gamma, rule=case.rule, seed=11, eos=eos)
-    assert completions_p_value(made, architecture, eos) > level
-    assert made.record.accepted.max() >= 2

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from architectures import ENCODER_DECODERS, decoded, tiny_model
-from architectures import START as ARCHITECTURE_START
+from architectures import ENCODER_DECODERS, tiny_model
 from tiny import LIMIT, near_copy
 from torch import Tensor
 from transformers import (
@@ -70,7 +69,7 @@ MODELS = {"t5": t5, "bart": bart, "marian": marian}
 @torch.inference_mode()
 def exact(model: PreTrainedModel, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
     """The distribution after `tokens`, by a forward pass without caches."""
-    given, decoded = torch.tensor([list(prompt)]), torch.tensor([[START, *tokens]])
+    given, decoded = torch.tensor([list(prompt)]), torch.tensor([[model.config.decoder_start_token_id, *tokens]])
     logits: Tensor = model(input_ids=given, decoder_input_ids=decoded, use_cache=False).logits
     return logits[0, -1].softmax(-1)
 
@@ -160,7 +159,4 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
     assert made.probs is not None
     for prompt, tokens, probs in zip(prompts, made.tokens, made.probs, strict=True):
         for at in range(len(tokens)):
-            with torch.inference_mode():
-                logits = model(input_ids=torch.tensor([prompt]), **decoded(model, [ARCHITECTURE_START, *tokens[:at]]),
-                               use_cache=False).logits  # fmt: skip
-            assert float((logits[0, -1].softmax(-1) - probs[at]).abs().max()) < 2e-4
+            assert float((exact(model, prompt, tokens[:at]) - probs[at]).abs().max()) < 2e-4
