@@ -70,14 +70,15 @@ def mask_by_length(window: int = 4, only: int = 0) -> PreTrainedModel:
 def gpt_neo() -> PreTrainedModel:
     model = tiny_model("gpt_neo")
     assert model is not None
-    return model.double()  # type: ignore[no-any-return]
+    return model.double()
 
 
 def sees_the_future() -> PreTrainedModel:
     config = tiny_config("bert")
     config.is_decoder, config.initializer_range = False, 0.5
     torch.manual_seed(0)
-    return BertLMHeadModel(config).double().eval()
+    model: PreTrainedModel = BertLMHeadModel(config).double().eval()
+    return model
 
 
 def _changed_logits(change: Callable[[Tensor, dict[str, Any]], Tensor], dtype: torch.dtype) -> PreTrainedModel:

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 import torch
 from architectures import tiny_model
-from distributions_for_tests import distribution_pair
 from drafter_kinds import BUGS, CHAINS, HIERARCHICAL, TREES, VOCAB, TableDrafter, gamma_of, table
 from implementation_distribution import FALSE_ALARMS, PROMPTS, acceptance_p_value, completions_p_value, eager, refilled
+from rule_checks import step_off
 from tiny import ARCHITECTURES, LIMIT, llama, near_copy, next_distributions
 from torch import Tensor
 
 from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
-from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
 from specnb.ngram import UniformDrafter
 from specnb.rules import (
     Outcome,
@@ -32,7 +31,7 @@ IN_THE_LOOP = [*HIERARCHICAL, *TREES, "copy and stopped", "copy, otherwise a hea
 """What cannot be enumerated, and two combinations of which each has a cache; of chains every step is
 enumerated."""
 PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 1))
-ROWS, GAMMA = 1_500, 2
+ROWS = 1_500
 LEVEL = FALSE_ALARMS / (2 * len(IN_THE_LOOP))
 
 
@@ -57,23 +56,15 @@ class WithStates(Drafter):
         return context._replace(hidden_states=states[context.tokens].cumsum(dim=1))
 
 
-@torch.inference_mode()
-def deviation(drafter: Drafter, prefix: tuple[int, ...], seed: int = 0) -> float:
-    """Total variation between what a step with `drafter` leads to and the target's distribution."""
-    p, _ = distribution_pair("dense", VOCAB, seed)
-    emitted = drafter_step_distribution(WithStates(drafter), p, prefix, GAMMA)
-    return float((completed(emitted, p, GAMMA + 1) - joint_distribution(p, GAMMA + 1)).abs().sum()) / 2
-
-
 @pytest.mark.parametrize("name", CHAINS)
 def test_a_step_with_the_drafter_has_the_target_s_joint_distribution(name: str) -> None:
     for seed, prefix in enumerate(PREFIXES):
-        assert deviation(CHAINS[name](), prefix, seed) < 1e-6  # tables and models are float32
+        assert step_off(WithStates(CHAINS[name]()), prefix, seed=seed) < 1e-6  # tables and models are float32
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_the_enumeration_finds_the_planted_bug(name: str) -> None:
-    assert max(deviation(BUGS[name](), prefix, seed) for seed, prefix in enumerate(PREFIXES)) > 0.005
+    assert max(step_off(BUGS[name](), prefix, seed=seed) for seed, prefix in enumerate(PREFIXES)) > 0.005
 
 
 @pytest.fixture

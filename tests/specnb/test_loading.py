@@ -35,7 +35,8 @@ def saved(folder: Path, model: PreTrainedModel, words: Sequence[str] = WORDS, be
 def changed(**settings: Any) -> LlamaForCausalLM:
     """A tiny Llama with other settings."""
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**(llama().config.to_dict() | settings))).eval()
+    model: LlamaForCausalLM = LlamaForCausalLM(LlamaConfig(**(llama().config.to_dict() | settings))).eval()
+    return model
 
 
 @pytest.fixture

@@ -5,39 +5,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distribution_pair, lenient_distribution
-from rule_checks import (
-    BUGS,
-    Method,
-    always_accepting,
-    any_case,
-    changed,
-    difference,
-    emitted_by,
-    error,
-    final_reused,
-    from_p,
-    integrated,
-    is_found,
-    off,
-    one_uniform,
-)
+from rule_checks import BUGS, always_accepting, final_reused, off, one_uniform
 from tiny import llama
 from torch import Tensor
 
 from specnb import enumeration
 from specnb.distributions import Conditional, one_hot, overlap, residual
 from specnb.drafters import TreeDrafter
-from specnb.enumeration import Emissions, completed, count_distribution, step_distribution
+from specnb.enumeration import (
+    Emissions,
+    completed,
+    count_distribution,
+    draft_trees,
+    integrated_distribution,
+    step_distribution,
+)
 from specnb.rules import (
     Plan,
     PlannedRule,
+    Planner,
     Rule,
     block_verification,
     exact_match,
@@ -57,6 +51,7 @@ from specnb.trees import (
     chain,
     distinct_children,
     independent_children,
+    node_depths,
     top_children,
 )
 from studies.rules.published_rules import (
@@ -70,6 +65,39 @@ from studies.rules.published_rules import (
     spechub,
     spechub_tree,
 )
+
+
+class Method(NamedTuple):
+    """A rule, the draft tokens that it verifies, and how they are sampled."""
+
+    rule: Rule
+    parents: tuple[int, ...]
+    scheme: Scheme = independent_children
+    may_miss: bool = True  # whether draft tokens may be -1
+
+    @property
+    def length(self) -> int:
+        return max(node_depths(self.parents), default=0) + 1
+
+
+def emitted_by(method: Method, p: Conditional, q: Conditional) -> Emissions:
+    return step_distribution(method.rule, p, q, method.parents, scheme=method.scheme)
+
+
+def error(method: Method, kind: str = "dense", vocab: int = 3, seed: int = 0) -> float:
+    p, q = distribution_pair(kind, vocab, seed)
+    return off(emitted_by(method, p, q), p, method.length)
+
+
+def integrated(rule: Rule, method: Method, p: Conditional, q: Conditional) -> Emissions:
+    """What `rule` answers in every cell of uniforms between the thresholds of the method's plan."""
+    drafts = draft_trees(method.parents, q, method.scheme)
+    return integrated_distribution(rule, drafts, p, method.parents, (method.rule,))  # type: ignore[arg-type]
+
+
+def difference(one: Emissions, other: Emissions) -> float:
+    return max(abs(one.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in one.keys() | other.keys())
+
 
 TREE, WIDE, TWO = (-1, -1, 0, 0), (-1, -1, -1), (-1, -1, 0, 1)
 EXACT = {
@@ -253,6 +281,18 @@ def test_a_bug_of_the_multiplication_shows(name: str, monkeypatch: pytest.Monkey
     assert difference(emitted_by(SMALL[name], p, q), wanted) > 1e-3
 
 
+def is_found(rule: Rule, method: Method) -> bool:
+    """Whether the cells are not as multiplied, or an answer changes inside a cell."""
+    for seed in range(3):
+        p, q = distribution_pair("dense", 3 if len(method.parents) < 4 else 2, seed)
+        try:
+            if difference(integrated(rule, method, p, q), emitted_by(method, p, q)) > 1e-3:
+                return True
+        except ValueError:
+            return True
+    return False
+
+
 HARMLESS = {
     # No uniform is read.
     ("greedy", one_uniform), ("greedy", final_reused), ("greedy", always_accepting),
@@ -274,6 +314,15 @@ def test_visiting_in_the_other_direction_is_found() -> None:
 
 
 # Planted bugs in plans
+
+
+def changed(plan: Planner, change: Callable[..., Plan]) -> Planner:
+    return lambda p, q, x, tree: change(plan(p, q, x, tree), p, q, x, tree)
+
+
+def from_p(plan: Plan, p: Tensor, *_: Any) -> Plan:
+    """After a rejection p itself is sampled."""
+    return Plan(plan.accept, p)
 
 
 def from_the_first_residual(plan: Plan, p: Tensor, q: Tensor, *_: Any) -> Plan:
@@ -361,6 +410,27 @@ def test_a_plan_with_a_bug_is_not_exact(name: str, bug: Callable[..., Plan]) -> 
 
 
 # Any tokens, shapes, dtypes, extremes
+
+
+@cache
+def any_case(parents: tuple[int, ...], rows: int = 24, vocab: int = 4) -> tuple[Tensor, ...]:
+    """p, q, tokens and uniforms `(rows, ...)`: distributions of every kind, impossible tokens, and
+    missing ones."""
+    generator, n = torch.Generator().manual_seed(len(parents)), len(parents)
+    kinds = [kind for kind in PAIRS if kind != "nearly equal"]
+    p, q = torch.zeros(rows, n + 1, vocab).double(), torch.zeros(rows, n, vocab).double()
+    tokens = torch.randint(-1, vocab, (rows, n), generator=generator)
+    for row in range(rows):
+        p_of, q_of = distribution_pair(kinds[row % len(kinds)], vocab, seed=row)
+        for entry in range(n + 1):
+            p[row, entry] = p_of((entry,))
+        for node in range(n):
+            own = q_of((parents[node] + 1,))
+            if tokens[row, node] > 0:  # mostly a token that can be proposed
+                tokens[row, node] = int(torch.multinomial(own, 1, generator=generator))
+            q[row, node] = own * (tokens[row, node] >= 0)
+    uniforms = torch.rand(rows, n + 1, generator=generator, dtype=torch.float64)
+    return p, q, tokens, uniforms[:, :-1], uniforms[:, -1]
 
 
 ANY_RULES: dict[str, Any] = {

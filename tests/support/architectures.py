@@ -87,12 +87,12 @@ def tiny(settings: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def tiny_config(kind: str) -> Any:
+def tiny_config(kind: str, **more: Any) -> Any:
     """The configuration of `kind` with small sizes; raises what transformers raises where they do
     not fit together."""
     made: Any = CONFIG_MAPPING[kind]
     settings = made().to_dict()
-    sizes = tiny(settings) | ({"is_decoder": True} if "is_decoder" in settings else {}) | MORE.get(kind, {})
+    sizes = tiny(settings) | more | ({"is_decoder": True} if "is_decoder" in settings else {}) | MORE.get(kind, {})
     while True:
         try:
             return made(**sizes)
@@ -108,14 +108,14 @@ def decoded(model: PreTrainedModel, tokens: list[int]) -> dict[str, torch.Tensor
     return {"decoder_input_ids": torch.tensor([tokens])} if model.config.is_encoder_decoder else {}
 
 
-def tiny_model(kind: str) -> PreTrainedModel | None:
+def tiny_model(kind: str, vocab: int = VOCAB, start: int = START) -> PreTrainedModel | None:
     """A random model of `kind`, whose tokens depend strongly on all before them; None if it cannot
     be made so small."""
     two = kind in ENCODER_DECODERS
     made: Any = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
     try:
-        config = tiny_config(kind)
-        config.decoder_start_token_id = START
+        config = tiny_config(kind, **({} if vocab == VOCAB else {"vocab_size": vocab}))
+        config.decoder_start_token_id = start
         with torch.device("meta"):
             size = made.from_config(config).num_parameters()
         if size > LARGEST:
@@ -127,7 +127,7 @@ def tiny_model(kind: str) -> PreTrainedModel | None:
                 weight.data.normal_(0, 0.5)
         model.get_output_embeddings().weight.data *= 0.4
         with torch.inference_mode():
-            model(input_ids=torch.tensor([[3, 4, 5]]), **decoded(model, [START]), use_cache=False)
+            model(input_ids=torch.tensor([[2, 3, 4]]), **decoded(model, [START]), use_cache=False)
     except Exception:
         return None
     return model

@@ -11,17 +11,9 @@ import numpy as np
 import pytest
 import torch
 from architectures import ENCODER_DECODERS, tiny_model
-from tiny import LIMIT, near_copy
+from tiny import near_copy
 from torch import Tensor
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    MarianConfig,
-    MarianMTModel,
-    PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb.enumeration import joint_distribution
@@ -33,37 +25,18 @@ from studies.batching.encoder_decoder import EncoderDecoderDrafter, EncoderDecod
 
 VOCAB, START = 5, 3
 PROMPTS = [[2], [4, 1, 2, 0, 3, 1], [3, 3, 1], [1, 0, 4, 2]]
-ENDS: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": None, "decoder_start_token_id": START}
-SIZES: dict[str, Any] = {
-    "d_model": 8, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2, "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "max_position_embeddings": LIMIT, "init_std": 1.0,
-    "forced_eos_token_id": None, "bos_token_id": None,
-}  # fmt: skip
+MODELS = ("t5", "bart", "marian")
 
 
-def t5() -> Any:
-    """Its relative positions matter: their bias is as large as the scores."""
-    torch.manual_seed(1)
-    model = T5ForConditionalGeneration(
-        T5Config(vocab_size=VOCAB, d_model=8, d_kv=4, d_ff=8, num_layers=2, num_heads=2,
-               relative_attention_num_buckets=6, relative_attention_max_distance=9, **ENDS)
-    )  # fmt: skip
+def small(kind: str) -> Any:
+    """A tiny model of few tokens; those of a T5 attend to several, by relative positions as much as by scores."""
+    model: Any = tiny_model(kind, vocab=VOCAB, start=START)
+    model.generation_config.forced_eos_token_id = None
     for name, weights in model.named_parameters():
-        weights.data *= 4 if "relative" in name else 1
-    return model.double().eval()
-
-
-def bart() -> Any:
-    torch.manual_seed(2)
-    return BartForConditionalGeneration(BartConfig(vocab_size=VOCAB, **SIZES, **ENDS)).double().eval()
-
-
-def marian() -> Any:
-    torch.manual_seed(3)
-    return MarianMTModel(MarianConfig(vocab_size=VOCAB, **SIZES, **ENDS)).double().eval()
-
-
-MODELS = {"t5": t5, "bart": bart, "marian": marian}
+        weights.data *= 0.1 if ".q." in name else 4 if "relative" in name else 1
+    if kind == "t5":
+        model.get_output_embeddings().weight.data *= 8
+    return model.double()
 
 
 @torch.inference_mode()
@@ -87,7 +60,7 @@ def near(model: PreTrainedModel, noise: float, sampling: Sampling = Sampling()) 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attention: str) -> None:
-    target = MODELS[name]()
+    target = small(name)
     target.set_attn_implementation(attention)
     made = refilled(target, near(target, 0.05), eos=1, hooks=Hooks(keep_probs=True))
     assert made.record.accepted.max() == 3
@@ -101,7 +74,7 @@ def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attenti
 def test_completions_have_the_target_s_joint_distribution(draft: str) -> None:
     """Pearson's test of all completions, with refilled rows; it would find a total variation of
     about 0.05."""
-    target, length, copies = t5(), 3, 3_000
+    target, length, copies = small("t5"), 3, 3_000
     drafts: dict[str, Any] = {"near": near(target, 0.1), "copies": PromptLookupDrafter(VOCAB)}
     made = EncoderDecoderSampler(target, drafts[draft], gamma=2, progress=False).generate(
         [PROMPTS[1], PROMPTS[2]] * copies, max_new_tokens=length, batch_size=2 * copies - 600, seed=4
@@ -117,7 +90,7 @@ def test_completions_have_the_target_s_joint_distribution(draft: str) -> None:
 def test_at_temperature_0_the_tokens_are_those_of_transformers(name: str) -> None:
     """Greedy and assisted, with the default gamma and with a draft that copies the encoder's
     input."""
-    target = MODELS[name]()
+    target = small(name)
     draft = near_copy(target, 0.2)
     greedy: dict[str, Any] = {"sampling": Sampling(temperature=0), "eos": 1}
     made = refilled(target, EncoderDecoderDrafter(draft, Sampling(temperature=0)), **greedy).tokens
