@@ -214,7 +214,7 @@ def flash() -> PreTrainedModel:
 
 
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
-    "T5ForConditionalGeneration is an encoder-decoder": lambda: tiny_model("t5"),
+    "T5ForConditionalGeneration is an encoder-decoder": lambda: tiny_model("t5", True),
     "BloomForCausalLM takes no position_ids": lambda: tiny_model("bloom"),
     "cache of RecurrentGemmaForCausalLM cannot be cropped: its layer 0 is a Linear": lambda: tiny_model(
         "recurrent_gemma"

@@ -1,4 +1,4 @@
-"""Every causal architecture of the installed transformers, and encoder-decoders, as tiny random
+"""Every causal architecture of the installed transformers, and every encoder-decoder, as tiny random
 models."""
 
 from __future__ import annotations
@@ -8,33 +8,17 @@ from typing import Any
 
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 VOCAB = 24
 START = 1
 THRESHOLD = 20
 """Tokens at which a model changes what it computes: windows, chunks, sparse indices, temperature."""
-ENCODER_DECODERS = [
-    "bart",
-    "bigbird_pegasus",
-    "blenderbot",
-    "fsmt",
-    "led",
-    "longt5",
-    "m2m_100",
-    "marian",
-    "mbart",
-    "mt5",
-    "mvp",
-    "nllb-moe",
-    "pegasus",
-    "plbart",
-    "prophetnet",
-    "switch_transformers",
-    "t5",
-    "umt5",
-]
 KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+ENCODER_DECODERS = sorted(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
 LARGEST = 20_000_000  # parameters; some sizes of a few architectures are not among these names
 SIZES = {
     VOCAB: "vocab_size vocab_size_per_layer_input",
@@ -108,11 +92,10 @@ def decoded(model: PreTrainedModel, tokens: list[int]) -> dict[str, torch.Tensor
     return {"decoder_input_ids": torch.tensor([tokens])} if model.config.is_encoder_decoder else {}
 
 
-def tiny_model(kind: str, vocab: int = VOCAB, start: int = START) -> PreTrainedModel | None:
+def tiny_model(kind: str, encodes: bool = False, vocab: int = VOCAB, start: int = START) -> PreTrainedModel | None:
     """A random model of `kind`, whose tokens depend strongly on all before them; None if it cannot
     be made so small."""
-    two = kind in ENCODER_DECODERS
-    made: Any = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
+    made: Any = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
     try:
         config = tiny_config(kind, **({} if vocab == VOCAB else {"vocab_size": vocab}))
         config.decoder_start_token_id = start

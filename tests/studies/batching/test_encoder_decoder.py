@@ -30,7 +30,7 @@ MODELS = ("t5", "bart", "marian")
 
 def small(kind: str) -> Any:
     """A tiny model of few tokens; those of a T5 attend to several, by relative positions as much as by scores."""
-    model: Any = tiny_model(kind, vocab=VOCAB, start=START)
+    model: Any = tiny_model(kind, True, VOCAB, START)
     model.generation_config.forced_eos_token_id = None
     for name, weights in model.named_parameters():
         weights.data *= 0.1 if ".q." in name else 4 if "relative" in name else 1
@@ -116,7 +116,7 @@ def test_positions_of_the_longest_row_are_found(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("kind", ENCODER_DECODERS)
 @pytest.mark.filterwarnings("ignore")
 def test_an_architecture_is_exact_or_refused(kind: str) -> None:
-    model, prompts = tiny_model(kind), [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
+    model, prompts = tiny_model(kind, True), [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
     if model is None:
         pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
     try:
