@@ -17,10 +17,7 @@ from notebooks.support.findings import ELSEWHERE, all_claims
 from specnb.statistics import Estimate
 from studies.files import notebooks
 
-
-@pytest.fixture(autouse=True)
-def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_results")
 
 
 CLAIM = {"notebook": "02", "source": "leviathan", "place": "3.1", "about": "mathematics", "statement": "it is so",

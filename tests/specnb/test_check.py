@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from architectures import VOCAB, tiny_config, tiny_model
-from tiny import gpt2, llama, mistral, neox, qwen2
+from tiny import gpt2, llama, mistral, neox, qwen2, roomy
 from torch import Tensor
 from transformers import BertLMHeadModel, FalconForCausalLM, MistralForCausalLM, PreTrainedModel
 
@@ -20,16 +20,9 @@ from specnb.check import Check, difference_from_itself, require_agreement, round
 from specnb.drafters import TreeDrafter
 
 
-def roomy(dtype: torch.dtype = torch.float64, seed: int = 1) -> PreTrainedModel:
-    """A Llama of 128 positions."""
-    model = llama(VOCAB, seed, dtype)
-    model.config.max_position_embeddings = 128
-    return model
-
-
 def _changed(change: Callable[[dict[str, Any]], None]) -> PreTrainedModel:
     """A Llama of which `change` alters the arguments of each forward pass."""
-    model = roomy()
+    model = roomy(VOCAB)
 
     def before(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         change(given)
@@ -83,7 +76,7 @@ def sees_the_future() -> PreTrainedModel:
 
 def _changed_logits(change: Callable[[Tensor, dict[str, Any]], Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """A Llama whose logits are changed, by the arguments of a forward pass."""
-    model = roomy(dtype)
+    model = roomy(VOCAB, dtype=dtype)
 
     def after(module: Any, args: Any, given: dict[str, Any], made: Any) -> Any:
         made.logits = change(made.logits, given)
@@ -197,9 +190,9 @@ def test_a_change_at_a_length_that_no_configuration_names_is_found(draft: Any, d
     it at its end at the latest, and one that takes over a row, too."""
     model, asked = hot_from(20, dtype), {"max_new_tokens": 10, "seed": 2}
     if draft == "model":
-        draft = roomy(dtype, seed=5)
+        draft = roomy(VOCAB, 5, dtype)
     if draft == "tree":
-        draft = TreeDrafter(roomy(dtype, seed=5), (-1, -1, 0))
+        draft = TreeDrafter(roomy(VOCAB, 5, dtype), (-1, -1, 0))
     assert len(generate(model, [[3, 4], [5]], draft, **asked).tokens) == 2  # type: ignore[arg-type]
     for prompts, where in (
         ([[3, 4] * 12], "in the first step"),
@@ -222,7 +215,7 @@ def test_the_first_row_that_was_refilled_is_compared(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("specnb.step.prefill", once)
     with pytest.raises(TypeError, match="in a completion"):
-        generate(roomy(), [[3], [4, 5, 6, 7], [5, 6], [6, 6]], None, max_new_tokens=6, batch_size=2)
+        generate(roomy(VOCAB), [[3], [4, 5, 6, 7], [5, 6], [6, 6]], None, max_new_tokens=6, batch_size=2)
 
 
 def test_a_call_that_is_twice_as_long_is_compared_again() -> None:
@@ -259,13 +252,13 @@ def own_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-3), (torch.float32, 1e-3), (torch.bfloat16, 0.2)])
 def test_a_difference_is_refused_in_every_dtype(dtype: torch.dtype, off: float) -> None:
     """In 16 bits by a copy in float32, which has the model's rounded weights."""
-    model = roomy(dtype)
+    model = roomy(VOCAB, dtype=dtype)
     with pytest.raises(TypeError, match="wrong distributions"):
         Check(model, gamma=3).completion(PROMPT, TOKENS, own_log_probs(model) + off)
 
 
 def test_one_token_of_a_completion_that_differs_is_refused_and_named() -> None:
-    model, own = roomy(), own_log_probs(roomy())
+    model, own = roomy(VOCAB), own_log_probs(roomy(VOCAB))
     check = Check(model, gamma=3)
     for wrong in (own - 0.1 * (torch.arange(len(own)) == 9), own.where(torch.arange(len(own)) != 9, own.flip(0))):
         with pytest.raises(TypeError, match="beginning 9 tokens after a prompt of 3"):
@@ -275,7 +268,7 @@ def test_one_token_of_a_completion_that_differs_is_refused_and_named() -> None:
 
 @pytest.mark.parametrize("parents", [None, (-1, -1, 0, 0, 1)])
 def test_every_node_of_the_first_step_is_compared(parents: tuple[int, ...] | None) -> None:
-    model, drafted = roomy(), [7, 8, 9, 3, 11]
+    model, drafted = roomy(VOCAB), [7, 8, 9, 3, 11]
     above = range(-1, 4) if parents is None else parents
     paths: list[list[int]] = [[]]
     for node, parent in enumerate(above):
@@ -296,7 +289,7 @@ def test_every_node_of_the_first_step_is_compared(parents: tuple[int, ...] | Non
 
 def test_16_bits_without_memory_for_a_copy_are_a_warning_up_to_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specnb.check.copy_fits", lambda model: False)
-    model = roomy(torch.bfloat16)
+    model = roomy(VOCAB, dtype=torch.bfloat16)
     own, check = own_log_probs(model), Check(model, gamma=3)
     with pytest.warns(RuntimeWarning, match="not resolved below a total variation of"):
         check.completion(PROMPT, TOKENS, own + 0.15)
@@ -318,7 +311,7 @@ def test_a_model_whose_own_passes_differ_is_refused_or_a_warning(name: str) -> N
     """What other rows decide, as with dynamic quantisation, or a little of it, is a warning."""
     size = SIZES_OF_A_PASS[name]
     model, ours = sharper_by(size), {"input_ids": torch.zeros(1, 1), "use_cache": True}
-    in_the_loop = own_log_probs(roomy(), 1 + size(ours))
+    in_the_loop = own_log_probs(roomy(VOCAB), 1 + size(ours))
     if name in ("tokens", "with a cache"):
         with pytest.raises(TypeError, match=r"depends on the tokens after it|disagrees with itself"):
             Check(model, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
@@ -328,4 +321,4 @@ def test_a_model_whose_own_passes_differ_is_refused_or_a_warning(name: str) -> N
 
 
 def test_nan_is_left_to_the_loop() -> None:
-    Check(roomy(), gamma=3).completion(PROMPT, TOKENS, torch.full((len(TOKENS),), torch.nan))
+    Check(roomy(VOCAB), gamma=3).completion(PROMPT, TOKENS, torch.full((len(TOKENS),), torch.nan))

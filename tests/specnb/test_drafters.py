@@ -142,11 +142,9 @@ FOUR = UniformDrafter(VOCAB)
     "make",
     [
         lambda: ModelDrafter(tiny_model("recurrent_gemma")),  # type: ignore[arg-type]
-        lambda: ModelDrafter(llama().train()),
         lambda: TreeDrafter(llama(), (0, -1)),
         lambda: MixtureDrafter(FOUR, FOUR, 1.5),
         lambda: MixtureDrafter(FOUR, TreeDrafter(llama(), (-1,))),
-        lambda: generate(llama(), [[0, 1]], UniformDrafter(9)),
     ],
 )
 def test_drafters_that_do_not_fit_are_refused(make: Callable[[], object]) -> None:

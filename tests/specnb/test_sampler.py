@@ -29,7 +29,7 @@ from drafter_kinds import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
-from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2, tokenizer, without_tokenizer
+from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2, roomy, tokenizer, without_tokenizer
 from torch import Tensor
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel
@@ -290,8 +290,7 @@ def test_earlier_calls_and_idle_rows_change_no_token(kind: str, room: dict[str, 
 def test_a_compiled_sampler_gives_the_same_tokens_and_compiles_once() -> None:
     """Other tokens, numbers of them, of prompts, and ends; also beyond the first 64 slots, which a
     pass over short prompts reads."""
-    target = llama(dtype=torch.float64)
-    target.config.max_position_embeddings = 256
+    target = roomy(VOCAB)
     draft = near_copy(target, 0.3)
     sampler = Sampler(target, draft, gamma=1, compile=True, rows=3, progress=False)
     layers: list[Any] = [sampler.private.compiled, sampler.drafter.private.compiled]  # type: ignore[union-attr]

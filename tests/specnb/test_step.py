@@ -287,8 +287,6 @@ def returning_none(*given: Any) -> Any:
         outcome_of(lambda zeros: (zeros, zeros)),
         outcome_of(lambda zeros: Outcome(zeros.float(), zeros)),
         outcome_of(lambda zeros: Outcome(zeros[:, None], zeros)),
-        lambda p, q, draft_tokens: None,
-        lambda p, q, x, u, v, tree: None,
         "token",
         PlannedRule(returning_none),
         PlannedRule(lambda p, q, x, tree: Plan(x, p[..., 1:, :])),

@@ -99,15 +99,15 @@ def tokenizer(words: Sequence[str] = WORDS, begins: bool = True, **more: Any) ->
     return PreTrainedTokenizerFast(tokenizer_object=own, bos_token="begin", **more)
 
 
+def roomy(vocab: int, seed: int = 1, dtype: torch.dtype = torch.float64, layers: int = 2) -> LlamaForCausalLM:
+    """A Llama of 128 positions."""
+    model = llama(vocab, seed, dtype, layers)
+    model.config.max_position_embeddings = 128
+    return model
+
+
 def roomy_pair() -> Pair:
-    """Two Llamas with small weights and 64 positions, for tests of timing."""
-    models = []
-    for layers in (2, 1):
-        torch.manual_seed(layers)
-        config = LlamaConfig(vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=layers,
-                             num_attention_heads=2, max_position_embeddings=64)  # fmt: skip
-        models.append(LlamaForCausalLM(config).eval())
-    return without_tokenizer(*models)
+    return without_tokenizer(roomy(13, dtype=torch.float32), roomy(13, 2, torch.float32, layers=1))
 
 
 def without_tokenizer(target: PreTrainedModel, draft: PreTrainedModel) -> Pair:
