@@ -20,9 +20,7 @@ from torch import Tensor
 from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
 from specnb.ngram import UniformDrafter
-from specnb.rules import (
-    Outcome,
-)
+from specnb.rules import Outcome
 from specnb.sampler import generate
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 

@@ -14,15 +14,7 @@ from hypothesis import strategies as st
 
 from specnb.distributions import Sampling, standardise_probs
 from specnb.drafters import Context
-from specnb.ngram import (
-    DISCOUNT,
-    PER_MATCH,
-    NgramDrafter,
-    NgramModel,
-    PromptLookupDrafter,
-    latest_match,
-    match_lengths,
-)
+from specnb.ngram import DISCOUNT, PER_MATCH, NgramDrafter, NgramModel, PromptLookupDrafter, latest_match, match_lengths
 
 VOCAB = 5
 

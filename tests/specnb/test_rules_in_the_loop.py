@@ -12,13 +12,7 @@ from implementation_distribution import FALSE_ALARMS, completions_p_value, eager
 from tiny import near_copy
 
 from specnb.drafters import ModelDrafter, TreeDrafter
-from specnb.rules import (
-    Rule,
-    block_verification,
-    exact_match,
-    recursive_rejection,
-    traversal_verification,
-)
+from specnb.rules import Rule, block_verification, exact_match, recursive_rejection, traversal_verification
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.published_rules import best_path_block, hub_children, k_sequential_tree, spechub_tree
 
