@@ -4,8 +4,10 @@ models."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
@@ -13,10 +15,13 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
+from specnb.sampler import Generation
+
 VOCAB = 24
 START = 1
 THRESHOLD = 20
 """Tokens at which a model changes what it computes: windows, chunks, sparse indices, temperature."""
+ROUNDING = 2e-4  # in float32, with weights as large as those of `tiny_model`
 KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 ENCODER_DECODERS = sorted(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
 LARGEST = 20_000_000  # parameters; some sizes of a few architectures are not among these names
@@ -114,3 +119,28 @@ def tiny_model(kind: str, encodes: bool = False, vocab: int = VOCAB, start: int 
     except Exception:
         return None
     return model
+
+
+def require_exact_or_refused(
+    kind: str,
+    prompts: list[list[int]],
+    run: Callable[[PreTrainedModel], Generation],
+    own: Callable[[PreTrainedModel, list[int], list[int]], torch.Tensor],
+    encodes: bool = False,
+    may_be_refused: bool = True,
+) -> None:
+    """`run` keeps the distributions that `own` has after each prompt and its tokens so far, or raises
+    `TypeError` that names the model."""
+    model = tiny_model(kind, encodes)
+    if model is None:
+        pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
+    try:
+        made = run(model)
+    except TypeError as refusal:
+        if not may_be_refused or type(model).__name__ not in str(refusal):
+            raise
+        return
+    assert made.probs is not None
+    for prompt, tokens, probs in zip(prompts, made.tokens, made.probs, strict=True):
+        for at in range(len(tokens)):
+            assert float((own(model, prompt, tokens[:at]) - probs[at]).abs().max()) < ROUNDING
