@@ -3,6 +3,7 @@ be compared."""
 
 import os
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,12 @@ if not os.environ.get("SPECNB_OUT"):
     os.environ["SPECNB_OUT"] = tempfile.mkdtemp(prefix="specnb-")
 # Tests run side by side, one thread each; set before torch is imported, and inherited by notebooks.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def own_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of a test go to its own folder."""
+    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
 
 
 def pytest_configure(config: pytest.Config) -> None:

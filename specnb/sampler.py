@@ -219,7 +219,7 @@ class Sampler:
         self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None
         # Rows, and tokens of the longest sequence, that were compared; 0 for a new batch.
         self.rows_compared = self.longest_compared = 0
-        self.looks = looks_of(target)  # of the model, when it was
+        self.looks = looks_of(target)  # hooks, attributes and configuration of the model, when it was compared
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and name in vars(self):

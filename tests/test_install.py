@@ -1,14 +1,11 @@
 """What pip installs of this project."""
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from zipfile import ZipFile
 
-import pytest
-import yaml
 from script_files import ROOT
 
 EDITABLE = "from setuptools.build_meta import build_editable; print(build_editable('wheel'))"
@@ -41,24 +38,7 @@ def test_an_editable_install_is_imported_from_the_folder_above(tmp_path: Path) -
     assert found.stdout.split() == [f"{checkout}/specnb/__init__.py"]
 
 
-def test_conda_users_get_the_same_versions(tmp_path: Path) -> None:
-    """pip resolves the packages that environment.yml names to those that are installed, without a
-    network; the last line, requirements.txt, is what this environment was made from."""
-    *packages, last = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"][-1]["pip"]
-    assert last == "-r requirements.txt"
-    file = tmp_path / "requirements.txt"
-    file.write_text("\n".join(packages).replace("-c ", f"-c {ROOT}/"))
-    pip = [sys.executable, "-m", "pip", "install", "--dry-run", "--no-index", "--quiet"]
-    resolved = subprocess.run([*pip, "--report", "-", "-r", str(file)], check=True, capture_output=True, text=True)
-    assert json.loads(resolved.stdout)["install"] == []
-
-
 def test_a_torch_without_onednn_decodes() -> None:
     """As it is built for macOS on arm64."""
     made = subprocess.run([sys.executable, "-c", WITHOUT_ONEDNN], check=True, capture_output=True, text=True)
     assert made.stdout == "2\n"
-
-
-@pytest.mark.parametrize("application", ["lab", "notebook"])
-def test_jupyter_has_both_interfaces(application: str) -> None:
-    subprocess.run([Path(sys.executable).parent / "jupyter", application, "--version"], check=True, capture_output=True)

@@ -10,7 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from distributions_for_tests import distribution_pair, distributions_along
+from distributions_for_tests import distribution_pair
 from samplers import sample_row, tables
 
 from specnb.distributions import sample
@@ -44,9 +44,9 @@ def test_an_exact_sampler_gains_nothing_on_average(kind: str, monkeypatch: pytes
     for tokens in product(range(3), repeat=4):
         rows, chance = [], 1.0
         for text in (tokens[:2], tokens[2:]):
-            distributions = distributions_along(p, text, 2)
+            distributions, drafts = (torch.stack([of(text[:known]) for known in range(2)]) for of in (p, q))
             chance *= float(distributions.gather(-1, torch.tensor(text)[:, None]).prod())
-            rows.append(Row(text, distributions, distributions_along(q, text, 2), prompt=(1,), steps=[1, 1]))
+            rows.append(Row(text, distributions, drafts, prompt=(1,), steps=[1, 1]))
         if chance > 0:
             whole += chance
             for name, value in audited(rows).report(detect=False).by_alternative.items():

@@ -19,7 +19,8 @@ def ends(name: str, which: str) -> dict[str, Any]:
     for key, parameter in known.items():
         end = ALLOWED.fullmatch(parameter.comment)
         if parameter.kind in ("int", "float") and end and end[which]:
-            given[key] = eval(end[which], {}, {**given})  # a bound may name the parameters above it
+            bound = eval(end[which], {}, {**given})  # a bound may name the parameters above it
+            given[key] = int(bound) if parameter.kind == "int" else bound
     return given
 
 

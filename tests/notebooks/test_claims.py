@@ -17,10 +17,7 @@ from notebooks.support.findings import ELSEWHERE, all_claims
 from specnb.statistics import Estimate
 from studies.files import notebooks
 
-
-@pytest.fixture(autouse=True)
-def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_results")
 
 
 CLAIM = {"notebook": "02", "source": "leviathan", "place": "3.1", "about": "mathematics", "statement": "it is so",
@@ -93,23 +90,11 @@ def test_what_cannot_be_judged_is_refused() -> None:
             nb.claim("so", True, error=number)
 
 
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"gamma": 0, "rows": 1}, r"^gamma = 0 is .*: int, draft .* from 1 to 12; rows = 1 is .*\. Change the cell"),
-        (
-            {"In": ["seed: int = 1\ngama: int = 3", "x = 1"]},
-            r"^there is no parameter gama \(did you mean gamma\?",
-        ),
-        (
-            {"In": ["seed = 1", "# Parameters\nn_step = 9\n"], "rows": 1},
-            "^there is no parameter n_step.*; rows = 1 ",
-        ),
-    ],
-)
-def test_wrong_parameters_are_named(given: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in given.items():
-        monkeypatch.setitem(globals(), name, value)
+def test_wrong_parameters_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the cell that ran last, and values that are not allowed."""
+    monkeypatch.setitem(globals(), "In", ["seed: int = 1\ngama: int = 3", "x = 1"])
+    monkeypatch.setitem(globals(), "rows", 1)
+    says = r"^there is no parameter gama \(did you mean gamma\?.*; rows = 1 is .*\. Change the cell"
     with pytest.raises(ValueError, match=says):
         notebook("03")
 

@@ -18,10 +18,8 @@ from notebooks.support import figures
 TABLE = pd.DataFrame({"x": [0, 1], "y": [1.0, 2.0], "low": [0.9, 1.0], "high": [1.5, 2.0], "kind": ["a", "b"]})
 
 
-@pytest.fixture(autouse=True)
-def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
-    mpl.use("agg")
+mpl.use("agg")
+pytestmark = pytest.mark.usefixtures("own_results")
 
 
 def _make(folder: Path) -> dict[str, bytes]:

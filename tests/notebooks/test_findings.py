@@ -8,10 +8,7 @@ import pytest
 
 from notebooks.support import findings
 
-
-@pytest.fixture(autouse=True)
-def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_results")
 
 
 def test_the_collected_table_has_every_claim_and_only_the_verdicts_named(

@@ -3,15 +3,14 @@ side of the lengths at which it changes what it computes."""
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from architectures import KINDS, THRESHOLD, tiny_model
+from architectures import KINDS, THRESHOLD, require_exact_or_refused
+from tiny import near_copy
 from transformers import PreTrainedModel
 
 from specnb import generate, standardise
-from specnb.sampler import Hooks
+from specnb.sampler import Generation, Hooks
 
 TEXT = torch.randint(3, 24, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 PROMPTS = [TEXT[:1], TEXT[: THRESHOLD - 3], TEXT]
@@ -20,15 +19,6 @@ EXACT = (
     "gpt_bigcode gpt_neox gpt_oss gptj granite granitemoe llama mistral mixtral nemotron olmo olmo3 opt phi phi3 "
     "qwen2 qwen2_moe qwen3 qwen3_moe smollm3 stablelm starcoder2"
 )
-ROUNDING = 2e-4  # in float32, with weights as large as these
-
-
-def _near(model: PreTrainedModel) -> PreTrainedModel:
-    draft = copy.deepcopy(model)
-    torch.manual_seed(3)
-    for weight in draft.parameters():
-        weight.data += 0.05 * torch.randn_like(weight)
-    return draft
 
 
 @torch.inference_mode()
@@ -39,16 +29,8 @@ def _own(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> torch.
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.filterwarnings("ignore")
 def test_an_architecture_is_exact_or_refused(kind: str) -> None:
-    model = tiny_model(kind)
-    if model is None:
-        pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
-    try:
-        made = generate(model, PROMPTS, _near(model), gamma=3, max_new_tokens=6, hooks=Hooks(keep_probs=True))
-    except TypeError as refusal:
-        if kind in EXACT.split() or type(model).__name__ not in str(refusal):
-            raise
-        return
-    assert made.probs is not None
-    for prompt, tokens, probs in zip(PROMPTS, made.tokens, made.probs, strict=True):
-        for at in range(len(tokens)):
-            assert float((_own(model, prompt, tokens[:at]) - probs[at]).abs().max()) < ROUNDING
+    def run(model: PreTrainedModel) -> Generation:
+        hooks = Hooks(keep_probs=True)
+        return generate(model, PROMPTS, near_copy(model, 0.05), gamma=3, max_new_tokens=6, hooks=hooks)
+
+    require_exact_or_refused(kind, PROMPTS, run, _own, may_be_refused=kind not in EXACT.split())

@@ -9,49 +9,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import gpt2, llama, mistral, neox, qwen2
+from architectures import VOCAB, tiny_config, tiny_model
+from tiny import gpt2, llama, mistral, neox, qwen2, roomy
 from torch import Tensor
-from transformers import (
-    BertConfig,
-    BertLMHeadModel,
-    FalconConfig,
-    FalconForCausalLM,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-    MistralForCausalLM,
-    PreTrainedModel,
-)
+from transformers import BertLMHeadModel, FalconForCausalLM, MistralForCausalLM, PreTrainedModel
 
 from specnb import Sampler, beam_search, generate
 from specnb.cache import prefill
 from specnb.check import Check, difference_from_itself, require_agreement, rounding
 from specnb.drafters import TreeDrafter
 
-VOCAB = 24
-SIZES: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2}
-SIZES |= {"num_attention_heads": 2, "max_position_embeddings": 64}
-
-
-def _made(model: PreTrainedModel) -> PreTrainedModel:
-    torch.manual_seed(0)
-    for weight in model.parameters():
-        if weight.dim() > 1:
-            weight.data.normal_(0, 0.5)
-    return model.double().eval()  # type: ignore[no-any-return]
-
-
-def roomy(dtype: torch.dtype = torch.float64, seed: int = 1) -> PreTrainedModel:
-    """A Llama of 128 positions."""
-    model = llama(VOCAB, seed, dtype)
-    model.config.max_position_embeddings = 128
-    return model
-
 
 def _changed(change: Callable[[dict[str, Any]], None]) -> PreTrainedModel:
     """A Llama of which `change` alters the arguments of each forward pass."""
-    model = roomy()
+    model = roomy(VOCAB)
 
     def before(module: Any, args: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         change(given)
@@ -90,18 +61,22 @@ def mask_by_length(window: int = 4, only: int = 0) -> PreTrainedModel:
 
 
 def gpt_neo() -> PreTrainedModel:
-    config = GPTNeoConfig(vocab_size=VOCAB, hidden_size=16, num_layers=2, num_heads=2, max_position_embeddings=64,
-                          attention_types=[[["global", "local"], 1]], window_size=32)  # fmt: skip
-    return _made(GPTNeoForCausalLM(config))
+    model = tiny_model("gpt_neo")
+    assert model is not None
+    return model.double()
 
 
 def sees_the_future() -> PreTrainedModel:
-    return _made(BertLMHeadModel(BertConfig(**SIZES)))
+    config = tiny_config("bert")
+    config.is_decoder, config.initializer_range = False, 0.5
+    torch.manual_seed(0)
+    model: PreTrainedModel = BertLMHeadModel(config).double().eval()
+    return model
 
 
 def _changed_logits(change: Callable[[Tensor, dict[str, Any]], Tensor], dtype: torch.dtype) -> PreTrainedModel:
     """A Llama whose logits are changed, by the arguments of a forward pass."""
-    model = roomy(dtype)
+    model = roomy(VOCAB, dtype=dtype)
 
     def after(module: Any, args: Any, given: dict[str, Any], made: Any) -> Any:
         made.logits = change(made.logits, given)
@@ -127,15 +102,6 @@ def hot_from(length: int, dtype: torch.dtype = torch.float64) -> PreTrainedModel
 def sharper_by(size: Callable[[dict[str, Any]], float]) -> PreTrainedModel:
     """Distributions depend on the `size` of a pass."""
     return _changed_logits(lambda logits, given: logits * (1 + size(given)), torch.float64)
-
-
-def llama4(floor_scale: int = 16) -> PreTrainedModel:
-    """Without rotary positions; attention has another temperature from `floor_scale` on."""
-    sizes = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 128, "intermediate_size_mlp": 16}
-    config = Llama4TextConfig(**sizes, head_dim=8, num_local_experts=2, no_rope_layers=[0, 0], attn_scale=2.0,
-                              floor_scale=floor_scale, attention_chunk_size=128,
-                              layer_types=["full_attention"] * 2)  # fmt: skip
-    return _made(Llama4ForCausalLM(config))
 
 
 # Before the first step.
@@ -167,7 +133,9 @@ def test_rounding_in_16_bits_hides_nothing(
 
 
 def test_a_model_that_fails_in_the_loop_is_refused() -> None:
-    model = FalconForCausalLM(FalconConfig(**{**SIZES, "alibi": True})).eval()
+    config = tiny_config("falcon")
+    config.alibi = True
+    model = FalconForCausalLM(config).eval()
     with pytest.raises(TypeError, match="fails where it gets positions, a mask and a cache"):
         generate(model, [[3, 4]], None, max_new_tokens=4)
 
@@ -201,14 +169,6 @@ def test_a_window_is_part_of_the_mask(window: int, monkeypatch: pytest.MonkeyPat
         generate(model, [[3, 4, 5]], None, max_new_tokens=50)
 
 
-@pytest.mark.parametrize("prompt", [3, 40])
-def test_a_temperature_by_length_is_refused_on_both_sides_of_it(prompt: int) -> None:
-    """Sequences that stay below it are exact."""
-    generate(llama4(), [[3, 4, 5]], None, max_new_tokens=8)
-    with pytest.raises(TypeError, match="wrong distributions"):
-        generate(llama4(), [[3, 4, 5] * (prompt // 3)], None, max_new_tokens=20)
-
-
 # After the first step, and at the end of a completion.
 
 
@@ -227,9 +187,9 @@ def test_a_change_at_a_length_that_no_configuration_names_is_found(draft: Any, d
     it at its end at the latest, and one that takes over a row, too."""
     model, asked = hot_from(20, dtype), {"max_new_tokens": 10, "seed": 2}
     if draft == "model":
-        draft = roomy(dtype, seed=5)
+        draft = roomy(VOCAB, 5, dtype)
     if draft == "tree":
-        draft = TreeDrafter(roomy(dtype, seed=5), (-1, -1, 0))
+        draft = TreeDrafter(roomy(VOCAB, 5, dtype), (-1, -1, 0))
     assert len(generate(model, [[3, 4], [5]], draft, **asked).tokens) == 2  # type: ignore[arg-type]
     for prompts, where in (
         ([[3, 4] * 12], "in the first step"),
@@ -244,22 +204,25 @@ def test_a_change_at_a_length_that_no_configuration_names_is_found(draft: Any, d
 def test_the_first_row_that_is_refilled_is_compared_in_every_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: a prompt that takes over a row does not enter the cache."""
     monkeypatch.setattr("specnb.step.prefill", lambda *given: prefill(*given) if given[-1] is None else None)
-    sampler, asked = Sampler(roomy(), None, compile=False), {"max_new_tokens": 6, "batch_size": 2}
+    sampler, asked = Sampler(roomy(VOCAB), None, compile=False), {"max_new_tokens": 6, "batch_size": 2}
     sampler.generate([[3], [4, 5, 6, 7]], **asked)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="in a completion"):
         sampler.generate([[3], [4, 5, 6, 7], [5, 6]], **asked)  # type: ignore[arg-type]
 
 
-def test_a_sequence_that_is_longer_than_any_before_is_compared() -> None:
+def test_more_rows_and_a_longer_sequence_than_any_before_are_compared() -> None:
     """Those that end early are no longer than they are."""
     model = hot_from(20)
     sampler = Sampler(model, None, compile=False, rows=2, slots=100)
     passes = list[int]()
     model.register_forward_hook(lambda *called: passes.append(1))
+    sampler.generate([[3]], max_new_tokens=14)
+    first = len(passes)
     sampler.generate([[3], [4]], max_new_tokens=14)
+    assert len(passes) > first
     first = len(passes)
     sampler.generate([[5], [7]], max_new_tokens=14)
-    assert len(passes) == first, "the model itself is run for new lengths alone"
+    assert len(passes) == first, "the model itself is run for nothing else"
     sampler.generate([[5], [7]], max_new_tokens=40, eos=range(VOCAB))
     for _ in range(2):  # after an error, too
         with pytest.raises(TypeError, match="in a completion"):
@@ -287,13 +250,13 @@ def own_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float64, 1e-3), (torch.float32, 1e-3), (torch.bfloat16, 0.2)])
 def test_a_difference_is_refused_in_every_dtype(dtype: torch.dtype, off: float) -> None:
     """In 16 bits by a copy in float32, which has the model's rounded weights."""
-    model = roomy(dtype)
+    model = roomy(VOCAB, dtype=dtype)
     with pytest.raises(TypeError, match="wrong distributions"):
         Check(model, gamma=3).completion(PROMPT, TOKENS, own_log_probs(model) + off)
 
 
 def test_one_token_of_a_completion_that_differs_is_refused_and_named() -> None:
-    model, own = roomy(), own_log_probs(roomy())
+    model, own = roomy(VOCAB), own_log_probs(roomy(VOCAB))
     check = Check(model, gamma=3)
     for wrong in (own - 0.1 * (torch.arange(len(own)) == 9), own.where(torch.arange(len(own)) != 9, own.flip(0))):
         with pytest.raises(TypeError, match="beginning 9 tokens after a prompt of 3"):
@@ -303,7 +266,7 @@ def test_one_token_of_a_completion_that_differs_is_refused_and_named() -> None:
 
 @pytest.mark.parametrize("parents", [None, (-1, -1, 0, 0, 1)])
 def test_every_node_of_the_first_step_is_compared(parents: tuple[int, ...] | None) -> None:
-    model, drafted = roomy(), [7, 8, 9, 3, 11]
+    model, drafted = roomy(VOCAB), [7, 8, 9, 3, 11]
     above = range(-1, 4) if parents is None else parents
     paths: list[list[int]] = [[]]
     for node, parent in enumerate(above):
@@ -324,7 +287,7 @@ def test_every_node_of_the_first_step_is_compared(parents: tuple[int, ...] | Non
 
 def test_16_bits_without_memory_for_a_copy_are_a_warning_up_to_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specnb.check.copy_fits", lambda model: False)
-    model = roomy(torch.bfloat16)
+    model = roomy(VOCAB, dtype=torch.bfloat16)
     own, check = own_log_probs(model), Check(model, gamma=3)
     with pytest.warns(RuntimeWarning, match="not resolved below a total variation of"):
         check.completion(PROMPT, TOKENS, own + 0.15)
@@ -346,7 +309,7 @@ def test_a_model_whose_own_passes_differ_is_refused_or_a_warning(name: str) -> N
     """What other rows decide, as with dynamic quantisation, or a little of it, is a warning."""
     size = SIZES_OF_A_PASS[name]
     model, ours = sharper_by(size), {"input_ids": torch.zeros(1, 1), "use_cache": True}
-    in_the_loop = own_log_probs(roomy(), 1 + size(ours))
+    in_the_loop = own_log_probs(roomy(VOCAB), 1 + size(ours))
     if name in ("tokens", "with a cache"):
         with pytest.raises(TypeError, match=r"depends on the tokens after it|disagrees with itself"):
             Check(model, gamma=3).completion(PROMPT, TOKENS, in_the_loop)
@@ -360,8 +323,8 @@ def test_a_model_whose_own_passes_differ_is_refused_in_16_bits(dtype: torch.dtyp
     """A copy in 32 bits says that it is no rounding."""
     model: Any = sharper_by(SIZES_OF_A_PASS["with a cache"])
     with pytest.raises(TypeError, match="wrong distributions"):
-        Check(model.to(dtype), gamma=3).completion(PROMPT, TOKENS, own_log_probs(roomy(dtype), 2))
+        Check(model.to(dtype), gamma=3).completion(PROMPT, TOKENS, own_log_probs(roomy(VOCAB, dtype=dtype), 2))
 
 
 def test_nan_is_left_to_the_loop() -> None:
-    Check(roomy(), gamma=3).completion(PROMPT, TOKENS, torch.full((len(TOKENS),), torch.nan))
+    Check(roomy(VOCAB), gamma=3).completion(PROMPT, TOKENS, torch.full((len(TOKENS),), torch.nan))

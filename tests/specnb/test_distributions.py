@@ -1,5 +1,5 @@
-"""Distributions: standardisation against a slow reference, sampling at the extremes, identities of
-the residual."""
+"""Distributions: standardisation and the nucleus against slow references, sampling at the extremes,
+identities of the residual; one stream of uniforms per row and purpose."""
 
 from __future__ import annotations
 
@@ -16,17 +16,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tiny import llama
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GenerationConfig
 
 from specnb.distributions import (
+    PURPOSES,
+    UNITS,
     Sampling,
+    by_sorting,
     normalise,
+    nucleus,
     overlap,
     residual,
     sample,
     standardise,
     standardise_probs,
+    stream,
     total_variation,
+    uniforms,
 )
 
 INF, NAN = math.inf, math.nan
@@ -160,10 +167,10 @@ def weighted(weights: list[int], dtype: torch.dtype = torch.float64) -> Tensor:
 
 
 weights = st.lists(st.integers(0, 9), min_size=1, max_size=8).filter(any)
-uniforms = st.one_of(st.sampled_from([0.0, 5e-324, LARGEST]), st.floats(0, 1, exclude_max=True))
+any_uniform = st.one_of(st.sampled_from([0.0, 5e-324, LARGEST]), st.floats(0, 1, exclude_max=True))
 
 
-@given(weights, uniforms, st.sampled_from([torch.float32, torch.float64]))
+@given(weights, any_uniform, st.sampled_from([torch.float32, torch.float64]))
 @examples
 def test_sample_finds_the_token_whose_cell_holds_the_uniform(
     row: list[int], uniform: float, dtype: torch.dtype
@@ -293,3 +300,110 @@ def test_a_uniform_at_the_edge_of_a_cell_belongs_to_the_next_token() -> None:
         assert int(found) == token
         assert found.dtype == torch.int64
     assert sample(torch.tensor([[NAN, 0.5, 0.5], [0.5, 0.5, 0.0]]), torch.tensor([0.5, 0.5])).tolist() == [2, 1]
+
+
+# The nucleus
+
+DTYPES = [torch.float32, torch.float64]
+TOP_PS = [5e-324, 1e-9, 0.1, 0.5, math.nextafter(0.5, 1), 0.8, 0.9, 0.999, math.nextafter(1, 0)]
+
+
+def slow_nucleus(row: list[float], top_p: float) -> list[float]:
+    """Tokens from the most probable on, the lower index first among equals, while the mass before
+    is too small."""
+    kept, mass = [0.0] * len(row), 0
+    for token in sorted(range(len(row)), key=lambda token: (-row[token], token)):
+        if mass < math.ceil(top_p * UNITS):
+            kept[token] = row[token]
+        mass += int(row[token] * UNITS)
+    return kept
+
+
+masses = st.lists(st.sampled_from([0, 1, 2, 3, 4, 1e-3, 1e-9, 1e-15]), min_size=1, max_size=9).filter(any)
+"""Many ties, zeros, and probabilities that differ by many orders of magnitude."""
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(rows=st.lists(masses, min_size=1, max_size=3), top_p=st.one_of(st.sampled_from(TOP_PS), st.floats(1e-6, 0.999)))
+@examples
+def test_the_nucleus_is_that_of_the_slow_reference(dtype: torch.dtype, rows: list[list[float]], top_p: float) -> None:
+    width = max(map(len, rows))
+    probs = normalise(torch.tensor([row + [0.0] * (width - len(row)) for row in rows], dtype=dtype))
+    wanted = [slow_nucleus(row, top_p) for row in probs.tolist()]
+    assert nucleus(probs, top_p).tolist() == wanted
+    with pytest.MonkeyPatch.context() as patch:  # as a large vocabulary
+        patch.setattr("specnb.distributions.SMALL", 0)
+        assert nucleus(probs, top_p).tolist() == wanted
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("top_p", TOP_PS)
+def test_large_vocabularies_flat_and_sharp_with_and_without_ties(dtype: torch.dtype, top_p: float) -> None:
+    """From one token that has nearly all mass to all equal; rounded logits tie thousands of
+    tokens."""
+    logits = 3 * torch.randn(4, 5_003, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    logits[3] = logits[3].round()
+    for temperature in (0.02, 0.3, 1, 4, 1e6):
+        for given_logits in (logits, torch.zeros_like(logits)):
+            probs = torch.softmax(given_logits / temperature, dim=-1)
+            found = nucleus(probs, top_p)
+            assert torch.equal(found, by_sorting(probs, top_p))
+    assert found.tolist() == [slow_nucleus(row, top_p) for row in probs.tolist()]
+
+
+def test_any_shape_and_layout() -> None:
+    probs = torch.softmax(torch.randn(5_000, 2, 3, generator=torch.Generator().manual_seed(0)), dim=0).movedim(0, -1)
+    found = nucleus(probs, 0.3)
+    assert found.shape == probs.shape
+    assert all(torch.equal(found[i, j], by_sorting(probs[i, j], 0.3)) for i in range(2) for j in range(3))
+    assert nucleus(probs[:0], 0.3).shape == (0, 3, 5_000)
+
+
+@pytest.mark.parametrize("vocab", [3, 5_000])
+def test_a_row_of_nan_is_none_of_the_others_business(vocab: int) -> None:
+    logits = torch.zeros(2, vocab)
+    logits[1] = -torch.inf
+    probs = standardise(logits, Sampling(top_p=0.5), check=False)
+    assert probs.isnan().all(dim=-1).tolist() == [False, True]
+    assert torch.equal(probs[0], standardise(logits[0], Sampling(top_p=0.5)))
+
+
+def test_sorting_reads_no_value_on_a_device() -> None:
+    with FakeTensorMode():
+        assert by_sorting(torch.empty(2, 5_000, device="cuda"), 0.5).shape == (2, 5_000)
+        assert nucleus(torch.empty(2, 5_000, device="cuda"), 0.5).device.type == "cuda"
+
+
+# Uniforms
+
+NUMBERS = (0, 1, 2**63 - 1, 2**63, 2**63 + 1, 2**63 + 1000, 2**64 - 1)
+
+
+def test_streams_are_those_of_a_plain_philox() -> None:
+    """What is committed was sampled with them."""
+    for seed, row in product(NUMBERS, repeat=2):
+        for number, purpose in enumerate(("draft", "accept", "final")):
+            bits = np.random.Philox(key=np.array([seed, row], dtype=np.uint64), counter=[0, 0, 0, number])
+            assert stream(seed, row, purpose).random(5).tolist() == np.random.Generator(bits).random(5).tolist()
+
+
+def test_seeds_rows_and_purposes_all_have_different_streams() -> None:
+    """No two share a number, also not a row and a seed that are exchanged, nor shifted by any
+    lag."""
+    keys = [(seed, row, purpose) for seed in (0, 1, 2) for row in (0, 1, 2) for purpose in PURPOSES]
+    for one, other in combinations([set(stream(*key).random(500)) for key in keys], 2):
+        assert not one & other
+    every = [stream(*key).random() for key in product(NUMBERS, NUMBERS, PURPOSES)]
+    assert len(set(every)) == len(every)
+
+
+@pytest.mark.parametrize(("steps", "gamma"), [(3, 2), (5, 0), (1, 4)])
+def test_uniforms_are_those_of_the_streams_in_order(steps: int, gamma: int) -> None:
+    """So they do not depend on the batch, more steps only append some, and the final ones do not
+    depend on gamma."""
+    numbers = uniforms(5, [4, 0], steps, gamma)
+    assert numbers.draft.dtype == numbers.accept.dtype == numbers.final.dtype == torch.float64
+    for at, row in enumerate([4, 0]):
+        for part, name in ((numbers.draft, "draft"), (numbers.accept, "accept")):
+            assert part[at].tolist() == stream(5, row, name).random((steps, gamma)).tolist()
+        assert numbers.final[at].tolist() == stream(5, row, "final").random(steps).tolist()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distribution_pair, lenient_distribution
+from drafter_kinds import BUGS as DRAFTER_BUGS
 from rule_checks import BUGS
 from torch import Tensor
 
@@ -127,15 +128,6 @@ def test_the_worst_prefix_is_the_shortest_with_the_largest_difference() -> None:
 # Drafters
 
 
-class Sharper(UniformDrafter):
-    """Samples from a power of q and reports q: what was sampled from another temperature."""
-
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        q = torch.tensor([0.6, 0.3, 0.1]).double().expand(*uniforms.shape, 3)
-        sampled = (q**2 / (q**2).sum(-1, keepdim=True)).cumsum(-1)
-        return Proposal((sampled <= uniforms[..., None]).sum(-1), q)
-
-
 class Silent(ChainDrafter):
     vocab = 3
 
@@ -159,10 +151,10 @@ def test_a_drafter_is_judged_by_the_q_that_it_reports() -> None:
     found = judge_drafter(PromptLookupDrafter(3, shortest=1))
     assert found.exact, found
     assert 0 < found.cases < 24, "after some prefixes nothing is copied"
-    found = judge_drafter(Sharper(3), prefixes=[(0, 1), (2,)])
+    found = judge_drafter(DRAFTER_BUGS["q reported raw"](), prefixes=[(0, 1), (2,)])
     assert not found.exact
     assert found.worst.total_variation > 0.05
-    assert "Sharper is NOT exact" in str(found)
+    assert "ReportsRaw is NOT exact" in str(found)
 
 
 @pytest.mark.parametrize("drafter", [Silent(), Random(3), Doubled(3)])

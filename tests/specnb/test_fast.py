@@ -244,10 +244,6 @@ def one_value(model: Any) -> None:
     _q(model).weight.data[5, 3] += 1e-3
 
 
-def by_numpy(model: Any) -> None:
-    _q(model).weight.detach().numpy()[2] = 0
-
-
 def one_value_of_a_bias(model: Any) -> None:
     _q(model).bias.data[1] += 1.0
 
@@ -272,7 +268,7 @@ def a_new_bias(model: Any) -> None:
     model.lm_head.bias = nn.Parameter(torch.linspace(-3, 3, model.lm_head.out_features))
 
 
-IN_PLACE: tuple[Change, ...] = (by_data, one_value, by_numpy, one_value_of_a_bias)
+IN_PLACE: tuple[Change, ...] = (by_data, one_value, one_value_of_a_bias)
 REPLACED: tuple[Change, ...] = (other_data, other_weight, other_layer, no_bias, a_new_bias)
 
 

@@ -7,29 +7,31 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafter_kinds import (
-    VOCAB,
-    WIDTH,
-    attending,
-    attending_some,
-    lookup,
-    near_model,
-    random_context,
-    random_head,
-    some_uniforms,
-)
+from drafter_kinds import VOCAB, WIDTH, attending, attending_some, lookup, near_model, random_head
+from torch import Tensor
 
 from specnb import fast
+from specnb.drafters import Context
 from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter, load_head, save_head
 
 HIDDEN = 16
+
+
+def random_context(slots: int, lengths: list[int]) -> Context:
+    random = torch.Generator().manual_seed(0)
+    tokens = torch.randint(VOCAB, (len(lengths), slots), generator=random)
+    return Context(tokens, torch.tensor(lengths), torch.randn(len(lengths), slots, 2 * WIDTH, generator=random))
+
+
+def some_uniforms(rows: int, gamma: int) -> Tensor:
+    return torch.rand(rows, gamma, dtype=torch.float64, generator=torch.Generator().manual_seed(gamma))
 
 
 @torch.no_grad()
 def test_a_later_step_gets_what_a_new_start_would_get() -> None:
     """Entries that were drafted with the head's own states are computed again with the target's,
     also of the tokens that a step accepted; and what rejected tokens left behind is not seen."""
-    context, own = random_context(14, [1, 4], 2 * WIDTH), some_uniforms(2, 2)
+    context, own = random_context(14, [1, 4]), some_uniforms(2, 2)
     drafter, fresh = attending(), attending()
     drafter.start(context)
     for lengths in ([1, 4], [2, 7], [5, 8], [8, 11]):
@@ -53,7 +55,7 @@ def test_attention_falls_with_the_distance_in_some_heads_and_sees_nothing_ahead(
 def test_a_head_of_some_tokens_drafts_those_of_its_own_target() -> None:
     """With the probabilities that the target's output head gives to them, and none of the
     others."""
-    drafter, context = attending_some(), random_context(8, [4, 2], 2 * WIDTH)
+    drafter, context = attending_some(), random_context(8, [4, 2])
     drafter.start(context)
     found = drafter.propose(context, some_uniforms(2, 2))
     state = drafter.first_state(context, 2)
@@ -89,7 +91,7 @@ def test_its_layers_are_packed_in_a_copy(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_row_with_a_match_copies_and_the_others_draft_with_the_head() -> None:
-    context = random_context(12, [3, 3], 2 * WIDTH)
+    context = random_context(12, [3, 3])
     context.tokens[:, :3] = torch.tensor([[1, 2, 1], [0, 1, 2]])
     own = some_uniforms(2, 3)
     drafter, head = FallbackDrafter(lookup(), attending(most=2)), attending(most=2)

@@ -10,36 +10,33 @@ from typing import Any
 
 import pytest
 import torch
+from architectures import tiny_model
 from safetensors.torch import load_file, save_file
-from tiny import LIMIT, gpt2, llama
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
+from tiny import LIMIT, WORDS, gpt2, llama, tokenizer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
-from unsupported_models import SIZES, convolving, encoder_decoder, without_positions
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specnb import loading
 from specnb.loading import TRAINED_PAIR, load_model, load_pair
 from specnb.sampler import generate
 from specnb.support import context_limit, require_supported
 
-WORDS = ("begin", "one", "two", "three")
 TEMPLATE = "{{ bos_token }}{% for message in messages %} {{ message['content'] }}{% endfor %}"
 
 
 def saved(folder: Path, model: PreTrainedModel, words: Sequence[str] = WORDS, begins: bool = True) -> Path:
-    """A folder with `model` and a tokenizer of `words`; `begins` if it adds its begin token."""
+    """A folder with `model` and a tokenizer."""
     model.save_pretrained(folder)
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[1]))
-    tokenizer.pre_tokenizer = Whitespace()
-    if begins:
-        tokenizer.post_processor = TemplateProcessing(single="begin $A", special_tokens=[("begin", 0)])
-    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="begin", chat_template=TEMPLATE)
-    made.save_pretrained(folder)
+    tokenizer(words, begins, chat_template=TEMPLATE).save_pretrained(folder)
     return folder
+
+
+def changed(**settings: Any) -> LlamaForCausalLM:
+    """A tiny Llama with other settings."""
+    torch.manual_seed(0)
+    model: LlamaForCausalLM = LlamaForCausalLM(LlamaConfig(**(llama().config.to_dict() | settings))).eval()
+    return model
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def test_a_model_of_the_hub_is_loaded_from_its_folder(target: Path, monkeypatch:
 
 
 def test_a_tied_output_layer_may_be_left_out(tmp_path: Path) -> None:
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)).eval()
+    model = changed(tie_word_embeddings=True)
     folder = saved(tmp_path, model)
     assert "lm_head.weight" not in load_file(folder / "model.safetensors")
     assert torch.equal(load_model(folder).lm_head.weight, model.model.embed_tokens.weight)
@@ -217,9 +214,11 @@ def flash() -> PreTrainedModel:
 
 
 UNSUPPORTED: dict[str, Callable[[], Any]] = {
-    "T5ForConditionalGeneration is an encoder-decoder": lambda: encoder_decoder().eval(),
-    "BloomForCausalLM takes no position_ids": lambda: without_positions().eval(),
-    "Lfm2ForCausalLM cannot be cropped: its layer 0 is a LinearAttentionLayer": lambda: convolving().eval(),
+    "T5ForConditionalGeneration is an encoder-decoder": lambda: tiny_model("t5", True),
+    "BloomForCausalLM takes no position_ids": lambda: tiny_model("bloom"),
+    "cache of RecurrentGemmaForCausalLM cannot be cropped: its layer 0 is a Linear": lambda: tiny_model(
+        "recurrent_gemma"
+    ),
     "LlamaForCausalLM runs flash_attention_2": flash,
     "LlamaForCausalLM is in training mode": lambda: llama().train(),
     "LlamaModel gives no next-token logits": lambda: llama().model,
@@ -240,8 +239,7 @@ def test_the_context_ends_where_positions_end_or_change_with_the_batch() -> None
     assert context_limit(llama()) == context_limit(gpt2()) == LIMIT
     factors = {"short_factor": [1.0, 1.0], "long_factor": [4.0, 9.0], "factor": 2.0}
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8} | factors
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=rope, initializer_range=1.0)).eval()
+    model = changed(rope_parameters=rope)
     assert context_limit(model) == 8
     with pytest.raises(ValueError, match="need 9 positions, and LlamaForCausalLM has 8"):
         generate(model, [[0], [1, 2]], None, max_new_tokens=7)

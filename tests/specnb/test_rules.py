@@ -1,43 +1,37 @@
-"""Rules: exact by multiplication, carried out as multiplied; every planted bug of a plan or its
-execution is found."""
+"""Rules of specnb and of studies: exact by multiplication, carried out as multiplied; every planted bug
+of a plan or its execution is found."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
-from distributions_for_tests import PAIRS, distribution_pair
-from rule_checks import (
-    BUGS,
-    Method,
-    always_accepting,
-    any_case,
-    changed,
-    difference,
-    emitted_by,
-    error,
-    final_reused,
-    from_p,
-    integrated,
-    is_found,
-    off,
-    one_uniform,
-)
+from distributions_for_tests import PAIRS, distribution_pair, lenient_distribution
+from rule_checks import BUGS, always_accepting, final_reused, off, one_uniform
+from tiny import llama
 from torch import Tensor
 
 from specnb import enumeration
-from specnb.distributions import one_hot, overlap
+from specnb.distributions import Conditional, one_hot, overlap, residual
+from specnb.drafters import TreeDrafter
 from specnb.enumeration import (
+    Emissions,
     completed,
     count_distribution,
+    draft_trees,
+    integrated_distribution,
     step_distribution,
 )
 from specnb.rules import (
     Plan,
     PlannedRule,
+    Planner,
     Rule,
     block_verification,
     exact_match,
@@ -49,14 +43,61 @@ from specnb.rules import (
     token_verification,
     traversal_verification,
 )
+from specnb.sampler import Sampler
 from specnb.trees import (
+    SCHEMES,
     Scheme,
     TokenTree,
     chain,
     distinct_children,
     independent_children,
+    node_depths,
     top_children,
 )
+from studies.rules.published_rules import (
+    AtEachNode,
+    best_path_block,
+    division_factor,
+    hierarchical_verification,
+    hub_children,
+    k_sequential,
+    k_sequential_tree,
+    spechub,
+    spechub_tree,
+)
+
+
+class Method(NamedTuple):
+    """A rule, the draft tokens that it verifies, and how they are sampled."""
+
+    rule: Rule
+    parents: tuple[int, ...]
+    scheme: Scheme = independent_children
+    may_miss: bool = True  # whether draft tokens may be -1
+
+    @property
+    def length(self) -> int:
+        return max(node_depths(self.parents), default=0) + 1
+
+
+def emitted_by(method: Method, p: Conditional, q: Conditional) -> Emissions:
+    return step_distribution(method.rule, p, q, method.parents, scheme=method.scheme)
+
+
+def error(method: Method, kind: str = "dense", vocab: int = 3, seed: int = 0) -> float:
+    p, q = distribution_pair(kind, vocab, seed)
+    return off(emitted_by(method, p, q), p, method.length)
+
+
+def integrated(rule: Rule, method: Method, p: Conditional, q: Conditional) -> Emissions:
+    """What `rule` answers in every cell of uniforms between the thresholds of the method's plan."""
+    drafts = draft_trees(method.parents, q, method.scheme)
+    return integrated_distribution(rule, drafts, p, method.parents, (method.rule,))  # type: ignore[arg-type]
+
+
+def difference(one: Emissions, other: Emissions) -> float:
+    return max(abs(one.get(tokens, 0.0) - other.get(tokens, 0.0)) for tokens in one.keys() | other.keys())
+
 
 TREE, WIDE, TWO = (-1, -1, 0, 0), (-1, -1, -1), (-1, -1, 0, 1)
 EXACT = {
@@ -76,6 +117,12 @@ EXACT = {
     "traversal, without replacement": Method(traversal_verification, (-1, -1, 0, 0), distinct_children),
     "traversal, uneven": Method(traversal_verification, (-1, -1, 0, -1, 2), distinct_children),
     "traversal, top": Method(traversal_verification, TREE, top_children),
+    "hierarchical": Method(hierarchical_verification, chain(3)),
+    "k-sequential": Method(k_sequential_tree, (-1, -1, -1, 0), may_miss=False),
+    "SpecHub": Method(spechub_tree, TREE, hub_children, may_miss=False),
+    "SpecHub, top": Method(spechub_tree, (-1, -1), top_children, may_miss=False),
+    "best path": Method(best_path_block, TWO, may_miss=False),
+    "best path of one token": Method(best_path_block, WIDE, may_miss=False),
 }
 every_method = pytest.mark.parametrize("name", EXACT)
 every_kind = pytest.mark.parametrize("kind", PAIRS)
@@ -112,6 +159,21 @@ def test_greedy_verification_is_exact_for_one_hot_p_only(kind: str, parents: tup
     assert error(method) > 0.01
 
 
+RULES = (recursive_rejection, traversal_verification, exact_match)
+PUBLISHED = (best_path_block, k_sequential_tree, spechub_tree)
+
+
+@pytest.mark.parametrize(
+    ("rule", "scheme"), [*product(RULES + PUBLISHED, SCHEMES), *product(PUBLISHED, [hub_children])], ids=repr
+)
+def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_for(rule: Any, scheme: Scheme) -> None:
+    exact = max(error(Method(rule, (-1, -1), scheme), seed=seed) for seed in range(2)) < 1e-12
+    assert exact == (scheme in rule.schemes)
+    drafter = TreeDrafter(llama(), (-1, -1), scheme=scheme)
+    with nullcontext() if exact else pytest.raises(ValueError, match=f"children sampled by {scheme.__name__}"):
+        Sampler(llama(), drafter, rule=rule, compile=False)
+
+
 # What it accepts, and what inexact rules emit
 
 
@@ -135,12 +197,44 @@ def test_acceptance_has_the_closed_forms(kind: str, seed: int) -> None:
         assert found == pytest.approx((value,) * len(found), abs=1e-12)
     # Theorem 3.5.
     assert max(acceptance(rejection_sampling), acceptance(exact_match)) <= beta + 1e-12
+    assert acceptance(k_sequential_tree) == pytest.approx(beta, abs=1e-12)
+    of_rho = overlap(p / division_factor(p, q, 3), q)
+    assert acceptance(k_sequential_tree, 3) == pytest.approx(float(1 - (1 - of_rho) ** 3), abs=1e-12)
+
+
+def step_by_formula(p: Conditional, q: Conditional, gamma: int, lenience: float) -> Emissions:
+    """The closed form of a whole step: drafts kept along the way, then a replacement or the
+    bonus."""
+    emitted: Emissions = {}
+    for n in range(gamma + 1):
+        for draft_tokens in product(range(len(p(()))), repeat=n):
+            along = [(p(draft_tokens[:i]), q(draft_tokens[:i]), x) for i, x in enumerate(draft_tokens)]
+            chance = float(np.prod([float(torch.minimum(a / lenience, b)[x]) for a, b, x in along]))
+            p_next, q_next = p(draft_tokens), q(draft_tokens)
+            kept = torch.minimum(p_next / lenience, q_next)
+            final = p_next if n == gamma else lenient_distribution(p_next, q_next, lenience) - kept
+            emitted |= {(*draft_tokens, x): chance * float(final[x]) for x in range(len(final))}
+    return emitted
+
+
+@every_kind
+@pytest.mark.parametrize("lenience", [1.0, 0.9, 0.5, 0.1, 1e-6])
+def test_a_lenient_step_has_the_distribution_of_the_closed_form(kind: str, lenience: float) -> None:
+    p, q = distribution_pair(kind, vocab=3)
+    emitted = step_distribution(lenient_verification(lenience), p, q, 2)
+    assert difference(emitted, step_by_formula(p, q, 2, lenience)) < 1e-12
+
+
+@pytest.mark.parametrize("lenience", [0, 1.0000001, float("nan")])
+@pytest.mark.parametrize("rule", [lenient_verification, lenient_greedy_verification])
+def test_a_lenience_outside_its_range_is_refused(rule: Callable[[float], Rule], lenience: float) -> None:
+    with pytest.raises(ValueError, match="lenience is"):
+        rule(lenience)
 
 
 @every_kind
 @pytest.mark.parametrize("lenience", [1.0, 0.5, 0.1])
 def test_the_lenient_greedy_rule_emits_what_its_formula_says(kind: str, lenience: float) -> None:
-    """The other lenient rule is in test_lenience.py."""
     p_of, q_of = distribution_pair(kind, vocab=4)
     p, q = p_of(()), q_of(())
     best = one_hot(p.argmax(), 4, torch.float64)
@@ -161,13 +255,16 @@ SMALL = {
     "exact match": Method(exact_match, (-1, -1, 0), distinct_children),
     "traversal": Method(traversal_verification, (-1, -1, 0), distinct_children),
     "traversal, two": Method(traversal_verification, (-1, 0, 0), distinct_children),
+    "k-sequential": Method(k_sequential_tree, (-1, -1)),
+    "SpecHub": Method(spechub_tree, (-1, -1), hub_children),
+    "best path": Method(best_path_block, TWO),
 }
 
 
 @pytest.mark.parametrize("kind", ["dense", "zeros in both"])
 @pytest.mark.parametrize("name", SMALL)
 def test_the_cells_of_uniforms_have_the_multiplied_probabilities(name: str, kind: str) -> None:
-    method, (p, q) = SMALL[name], distribution_pair(kind, vocab=3)
+    method, (p, q) = SMALL[name], distribution_pair(kind, vocab=2 if name == "best path" else 3)
     assert difference(integrated(method.rule, method, p, q), emitted_by(method, p, q)) < 1e-12
 
 
@@ -182,6 +279,18 @@ def test_a_bug_of_the_multiplication_shows(name: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(enumeration, "_ends", ends)
     assert difference(emitted_by(SMALL[name], p, q), wanted) > 1e-3
+
+
+def is_found(rule: Rule, method: Method) -> bool:
+    """Whether the cells are not as multiplied, or an answer changes inside a cell."""
+    for seed in range(3):
+        p, q = distribution_pair("dense", 3 if len(method.parents) < 4 else 2, seed)
+        try:
+            if difference(integrated(rule, method, p, q), emitted_by(method, p, q)) > 1e-3:
+                return True
+        except ValueError:
+            return True
+    return False
 
 
 HARMLESS = {
@@ -205,6 +314,15 @@ def test_visiting_in_the_other_direction_is_found() -> None:
 
 
 # Planted bugs in plans
+
+
+def changed(plan: Planner, change: Callable[..., Plan]) -> Planner:
+    return lambda p, q, x, tree: change(plan(p, q, x, tree), p, q, x, tree)
+
+
+def from_p(plan: Plan, p: Tensor, *_: Any) -> Plan:
+    """After a rejection p itself is sampled."""
+    return Plan(plan.accept, p)
 
 
 def from_the_first_residual(plan: Plan, p: Tensor, q: Tensor, *_: Any) -> Plan:
@@ -248,8 +366,34 @@ def not_divided(plan: Plan, p: Tensor, q: Tensor, *_: Any) -> Plan:
     return plan._replace(accept=accept)
 
 
+def one_more_draft(*given: Any) -> Plan:
+    """k-sequential selection with rho and the residual of k + 1 draft tokens."""
+
+    def select(p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        accept, after = k_sequential(p, torch.cat([q, q[..., :1, :]], -2), torch.cat([x, x[..., :1]], -1))
+        return accept[..., :-1], after
+
+    return AtEachNode(select)(*given[1:])
+
+
+def residual_of_tokens(*given: Any) -> Plan:
+    return AtEachNode(lambda p, q, x: (k_sequential(p, q, x)[0], residual(p, q[..., 0, :])))(*given[1:])
+
+
+def hub_takes_all(*given: Any) -> Plan:
+    """The hub is accepted whenever the other token is not, beyond p(a)."""
+
+    def select(p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        accept, after = spechub(p, q, x)
+        return torch.where(x == q[..., 0, :].argmax(-1, keepdim=True), 1.0, accept), after
+
+    return AtEachNode(select)(*given[1:])
+
+
 PLAN_BUGS = [
     *product(["token", "block", "recursive, independent", "traversal, without replacement", "q = 1, top"], [from_p]),
+    *product(["k-sequential", "SpecHub", "best path"], [from_p]), ("SpecHub", hub_takes_all),
+    ("k-sequential", one_more_draft), ("k-sequential", residual_of_tokens),
     *product(["block", "recursive, three"], [from_the_first_residual]),
     *product(["token", "recursive, independent", "recursive, without replacement"], [one_token_less, previous_test]),
     ("block", previous_test), ("block", not_divided), ("traversal, without replacement", previous_test),
@@ -266,6 +410,27 @@ def test_a_plan_with_a_bug_is_not_exact(name: str, bug: Callable[..., Plan]) -> 
 
 
 # Any tokens, shapes, dtypes, extremes
+
+
+@cache
+def any_case(parents: tuple[int, ...], rows: int = 24, vocab: int = 4) -> tuple[Tensor, ...]:
+    """p, q, tokens and uniforms `(rows, ...)`: distributions of every kind, impossible tokens, and
+    missing ones."""
+    generator, n = torch.Generator().manual_seed(len(parents)), len(parents)
+    kinds = [kind for kind in PAIRS if kind != "nearly equal"]
+    p, q = torch.zeros(rows, n + 1, vocab).double(), torch.zeros(rows, n, vocab).double()
+    tokens = torch.randint(-1, vocab, (rows, n), generator=generator)
+    for row in range(rows):
+        p_of, q_of = distribution_pair(kinds[row % len(kinds)], vocab, seed=row)
+        for entry in range(n + 1):
+            p[row, entry] = p_of((entry,))
+        for node in range(n):
+            own = q_of((parents[node] + 1,))
+            if tokens[row, node] > 0:  # mostly a token that can be proposed
+                tokens[row, node] = int(torch.multinomial(own, 1, generator=generator))
+            q[row, node] = own * (tokens[row, node] >= 0)
+    uniforms = torch.rand(rows, n + 1, generator=generator, dtype=torch.float64)
+    return p, q, tokens, uniforms[:, :-1], uniforms[:, -1]
 
 
 ANY_RULES: dict[str, Any] = {

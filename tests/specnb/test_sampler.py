@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from architectures import tiny_model
 from distributions_for_tests import examples
 from drafter_kinds import (
     CHAINS,
@@ -28,15 +29,10 @@ from drafter_kinds import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
-from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2, without_tokenizer
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
+from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2, roomy, tokenizer, without_tokenizer
 from torch import Tensor
 from tqdm import tqdm
-from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerFast
-from unsupported_models import convolving, refusing, without_positions
+from transformers import BatchEncoding, PreTrainedModel
 
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
@@ -305,8 +301,7 @@ def test_a_setting_is_not_changed_after_a_sampler_was_made(name: str, value: Any
 def test_a_compiled_sampler_gives_the_same_tokens_and_compiles_once() -> None:
     """Other tokens, numbers of them, of prompts, and ends; also beyond the first 64 slots, which a
     pass over short prompts reads."""
-    target = llama(dtype=torch.float64)
-    target.config.max_position_embeddings = 256
+    target = roomy(VOCAB)
     draft = near_copy(target, 0.3)
     sampler = Sampler(target, draft, gamma=1, compile=True, rows=3, progress=False)
     layers: list[Any] = [sampler.private.compiled, sampler.drafter.private.compiled]  # type: ignore[union-attr]
@@ -371,27 +366,18 @@ def test_what_failed_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
 # Prompts and end tokens as users give them.
 
 
-def words(begin: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer of four words."""
-    tokenizer = Tokenizer(WordLevel({"<s>": 0, "a": 1, "b": 2, "c": 3}, unk_token="c"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    if begin:
-        tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
-
-
 def test_text_goes_in_and_comes_out() -> None:
     asked: dict[str, Any] = {"max_new_tokens": 6, "seed": 2, "progress": False}
-    made = generate(TARGET, ["a b", "c"], DRAFT, tokenizer=words(), **asked)
+    made = generate(TARGET, ["one two", "three"], DRAFT, tokenizer=tokenizer(begins=False), **asked)
     expected = generate(TARGET, [[1, 2], [3]], DRAFT, **asked)
     assert (made.prompts, made.tokens) == ([[1, 2], [3]], expected.tokens)
-    assert made.texts == [words().decode(tokens) for tokens in expected.tokens]
+    assert made.texts == [tokenizer().decode(tokens) for tokens in expected.tokens]
     assert expected.texts is None
-    for text in ("a b", "<s> a b"):  # there is one begin token, whether the text has it or not
+    for text in ("one two", "begin one two"):  # there is one begin token, whether the text has it or not
         for prompts in (text, [text]):
-            assert generate(TARGET, prompts, None, tokenizer=words(begin=True), **asked).prompts == [[0, 1, 2]]
+            assert generate(TARGET, prompts, None, tokenizer=tokenizer(), **asked).prompts == [[0, 1, 2]]
     with pytest.raises(TypeError):
-        generate(TARGET, ["a b"], DRAFT, **asked)
+        generate(TARGET, ["one two"], DRAFT, **asked)
 
 
 PADDED, MASK = [[0, 0, 2], [3, 1, 2]], [[0, 1, 1], [1, 1, 1]]
@@ -461,6 +447,16 @@ class Restarting(ModelDrafter):
 FOR_INDEPENDENT = PlannedRule(recursive_rejection.plan, schemes=(independent_children,))
 
 
+def refusing(model: Any) -> Any:
+    """A model that fails when it is run."""
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("a model ran before its input was checked")
+
+    model.register_forward_pre_hook(fail)
+    return model.eval()
+
+
 def short_draft() -> Any:
     model = refusing(gpt2())
     model.config.n_positions = 8
@@ -490,11 +486,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_new_tokens": LIMIT - 3}, "positions"),
     ({"draft": short_draft(), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
     ({"target": "gpt2"}, "no model"),
-    ({"target": refusing(convolving())}, "LinearAttentionLayer"),
+    ({"target": refusing(tiny_model("recurrent_gemma"))}, "LinearAttentionLayer"),
     ({"target": META, "draft": None}, "meta"),
     ({"draft": ModelDrafter(llama(VOCAB + 3))}, "4 tokens"),
     ({"draft": TableDrafter(table()[:, :3])}, "4 tokens"),
-    ({"draft": refusing(without_positions())}, "position_ids"),
+    ({"draft": refusing(tiny_model("bloom"))}, "position_ids"),
     ({"draft": "gpt2"}, "draft"),
     ({"draft": Bare()}, "draft"),
     ({"draft": TableDrafter}, "draft"),
@@ -531,9 +527,11 @@ def test_whole_numbers_of_any_type_are_numbers(given: dict[str, Any]) -> None:
 
 def test_the_default_rule_and_rows() -> None:
     independent = TreeDrafter(DRAFTING, TWO_DRAFTS, scheme=independent_children)
+    one_path = TreeDrafter(DRAFTING, (-1, 0), scheme=distinct_children)  # a rule for any scheme will do
     for drafter in (None, chain(), DISTINCT):
         assert Sampler(RUNNING, drafter, compile=False).rule == token_verification
-    assert Sampler(RUNNING, independent, rule=FOR_INDEPENDENT, compile=False).rule is FOR_INDEPENDENT
+    for tree in (independent, one_path):
+        assert Sampler(RUNNING, tree, rule=FOR_INDEPENDENT, compile=False).rule is FOR_INDEPENDENT
     for rule in (exact_match, recursive_rejection):  # nothing is drafted, so that any rule will do
         assert Sampler(RUNNING, DISTINCT, gamma=0, rule=rule, compile=False).drafter is None
     for size, rows in ((None, 3), (1, 1), (2, 2), (9, 3)):

@@ -22,7 +22,7 @@ from specnb.drafters import Context, Drafter, Proposal, TreeDrafter
 from specnb.enumeration import step_distribution
 from specnb.fast import Captured
 from specnb.ngram import PromptLookupDrafter
-from specnb.rules import Outcome, Plan, PlannedRule, Rule, token_verification
+from specnb.rules import Outcome, Plan, PlannedRule, Rule
 from specnb.sampler import Sampler, generate, slots_for
 from specnb.step import Batch, Setup
 
@@ -300,8 +300,6 @@ def returning_none(*given: Any) -> Any:
         outcome_of(lambda zeros: (zeros, zeros)),
         outcome_of(lambda zeros: Outcome(zeros.float(), zeros)),
         outcome_of(lambda zeros: Outcome(zeros[:, None], zeros)),
-        lambda p, q, draft_tokens: None,
-        lambda p, q, x, u, v, tree: None,
         "token",
         PlannedRule(returning_none),
         PlannedRule(lambda p, q, x, tree: Plan(x, p[..., 1:, :])),
@@ -313,13 +311,3 @@ def test_what_is_no_rule_is_refused_by_loop_and_enumeration_alike(rule: Any) -> 
         generate(TARGET, [[1]], chain(), gamma=1, rule=rule, max_new_tokens=3, progress=False)
     with pytest.raises(TypeError):
         step_distribution(rule, lambda _: half, lambda _: half, gamma=1)
-
-
-def as_function(p: Tensor, q: Tensor, x: Tensor, accept: Tensor, final: Tensor) -> Outcome:
-    return token_verification(p, q, x, accept, final)
-
-
-def test_a_rule_for_a_tree_is_called_with_it() -> None:
-    half = torch.tensor([0.5, 0.5]).double()
-    with pytest.raises(TypeError):
-        step_distribution(as_function, lambda _: half, lambda _: half, (-1, -1))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from distributions_for_tests import distribution_pair
 from drafter_kinds import DEPTH_2, TWO_DRAFTS
+from rule_checks import step_off
 from tiny import gpt2, llama
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -17,10 +17,9 @@ from transformers import PreTrainedModel
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, TreeDrafter
-from specnb.enumeration import completed, drafter_step_distribution, joint_distribution
+from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.ngram import PromptLookupDrafter
-from specnb.rules import recursive_rejection, token_verification
+from specnb.rules import recursive_rejection
 from specnb.sampler import generate
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 
@@ -75,20 +74,11 @@ def expected(draft: Draft, prefix: tuple[int, ...], sampling: Sampling) -> Tenso
     return q
 
 
-@torch.inference_mode()
-def deviation(drafter: Drafter, prefix: tuple[int, ...], rule: Any = token_verification) -> float:
-    """The largest error of the joint distribution of what a step emits after `prefix`."""
-    p, _ = distribution_pair("dense", VOCAB, len(prefix))
-    emitted = drafter_step_distribution(drafter, p, prefix, GAMMA, rule)
-    length = GAMMA + 1
-    return float((completed(emitted, p, length) - joint_distribution(p, length)).abs().max())
-
-
 @pytest.mark.parametrize("sampling", [Sampling(), SHARP, Sampling(0)], ids=str)
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_step_has_the_target_s_joint_distribution(name: str, sampling: Sampling) -> None:
     for prefix in PREFIXES:
-        assert deviation(chain(DRAFTS[name], sampling), prefix) < 1e-12
+        assert step_off(chain(DRAFTS[name], sampling), prefix) < 1e-12
 
 
 @pytest.mark.parametrize("scheme", [independent_children, distinct_children, top_children])
@@ -96,14 +86,14 @@ def test_a_step_has_the_target_s_joint_distribution(name: str, sampling: Samplin
 def test_a_step_with_two_drafts_of_a_token_has_it_too(name: str, scheme: Scheme) -> None:
     draft = DRAFTS[name]
     drafter = TreeDrafter(draft.model, TWO_DRAFTS, scheme=scheme, vocab=VOCAB, tokens=draft.tokens)
-    assert deviation(drafter, PREFIXES[1], recursive_rejection) < 1e-12
+    assert step_off(drafter, PREFIXES[1], rule=recursive_rejection) < 1e-12
 
 
 @pytest.mark.parametrize("name", ["more", "mapped"])
 def test_a_mixture_with_copies_has_it_too(name: str) -> None:
     drafter = MixtureDrafter(PromptLookupDrafter(VOCAB, shortest=1), chain(DRAFTS[name]), weight=0.4)
     for prefix in PREFIXES:
-        assert deviation(drafter, prefix) < 1e-6  # copies are float32
+        assert step_off(drafter, prefix) < 1e-6  # copies are float32
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), SHARP], ids=str)

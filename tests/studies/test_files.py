@@ -7,10 +7,7 @@ import pytest
 
 from studies import files
 
-
-@pytest.fixture(autouse=True)
-def _out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECNB_OUT", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("own_results")
 
 
 @pytest.mark.parametrize("unset", [True, False])

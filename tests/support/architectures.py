@@ -1,40 +1,29 @@
-"""Every causal architecture of the installed transformers, and encoder-decoders, as tiny random
+"""Every causal architecture of the installed transformers, and every encoder-decoder, as tiny random
 models."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
+
+from specnb.sampler import Generation
 
 VOCAB = 24
 START = 1
 THRESHOLD = 20
 """Tokens at which a model changes what it computes: windows, chunks, sparse indices, temperature."""
-ENCODER_DECODERS = [
-    "bart",
-    "bigbird_pegasus",
-    "blenderbot",
-    "fsmt",
-    "led",
-    "longt5",
-    "m2m_100",
-    "marian",
-    "mbart",
-    "mt5",
-    "mvp",
-    "nllb-moe",
-    "pegasus",
-    "plbart",
-    "prophetnet",
-    "switch_transformers",
-    "t5",
-    "umt5",
-]
+ROUNDING = 2e-4  # in float32, with weights as large as those of `tiny_model`
 KINDS = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+ENCODER_DECODERS = sorted(MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
 LARGEST = 20_000_000  # parameters; some sizes of a few architectures are not among these names
 SIZES = {
     VOCAB: "vocab_size vocab_size_per_layer_input",
@@ -87,12 +76,12 @@ def tiny(settings: dict[str, Any]) -> dict[str, Any]:
     return small
 
 
-def tiny_config(kind: str) -> Any:
+def tiny_config(kind: str, **more: Any) -> Any:
     """The configuration of `kind` with small sizes; raises what transformers raises where they do
     not fit together."""
     made: Any = CONFIG_MAPPING[kind]
     settings = made().to_dict()
-    sizes = tiny(settings) | ({"is_decoder": True} if "is_decoder" in settings else {}) | MORE.get(kind, {})
+    sizes = tiny(settings) | more | ({"is_decoder": True} if "is_decoder" in settings else {}) | MORE.get(kind, {})
     while True:
         try:
             return made(**sizes)
@@ -108,14 +97,13 @@ def decoded(model: PreTrainedModel, tokens: list[int]) -> dict[str, torch.Tensor
     return {"decoder_input_ids": torch.tensor([tokens])} if model.config.is_encoder_decoder else {}
 
 
-def tiny_model(kind: str) -> PreTrainedModel | None:
+def tiny_model(kind: str, encodes: bool = False, vocab: int = VOCAB, start: int = START) -> PreTrainedModel | None:
     """A random model of `kind`, whose tokens depend strongly on all before them; None if it cannot
     be made so small."""
-    two = kind in ENCODER_DECODERS
-    made: Any = AutoModelForSeq2SeqLM if two else AutoModelForCausalLM
+    made: Any = AutoModelForSeq2SeqLM if encodes else AutoModelForCausalLM
     try:
-        config = tiny_config(kind)
-        config.decoder_start_token_id = START
+        config = tiny_config(kind, **({} if vocab == VOCAB else {"vocab_size": vocab}))
+        config.decoder_start_token_id = start
         with torch.device("meta"):
             size = made.from_config(config).num_parameters()
         if size > LARGEST:
@@ -127,7 +115,32 @@ def tiny_model(kind: str) -> PreTrainedModel | None:
                 weight.data.normal_(0, 0.5)
         model.get_output_embeddings().weight.data *= 0.4
         with torch.inference_mode():
-            model(input_ids=torch.tensor([[3, 4, 5]]), **decoded(model, [START]), use_cache=False)
+            model(input_ids=torch.tensor([[2, 3, 4]]), **decoded(model, [START]), use_cache=False)
     except Exception:
         return None
     return model
+
+
+def require_exact_or_refused(
+    kind: str,
+    prompts: list[list[int]],
+    run: Callable[[PreTrainedModel], Generation],
+    own: Callable[[PreTrainedModel, list[int], list[int]], torch.Tensor],
+    encodes: bool = False,
+    may_be_refused: bool = True,
+) -> None:
+    """`run` keeps the distributions that `own` has after each prompt and its tokens so far, or raises
+    `TypeError` that names the model."""
+    model = tiny_model(kind, encodes)
+    if model is None:
+        pytest.skip(f"{kind} cannot be made as a tiny model from its names of sizes")
+    try:
+        made = run(model)
+    except TypeError as refusal:
+        if not may_be_refused or type(model).__name__ not in str(refusal):
+            raise
+        return
+    assert made.probs is not None
+    for prompt, tokens, probs in zip(prompts, made.tokens, made.probs, strict=True):
+        for at in range(len(tokens)):
+            assert float((own(model, prompt, tokens[:at]) - probs[at]).abs().max()) < ROUNDING

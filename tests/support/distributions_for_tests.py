@@ -88,11 +88,6 @@ def distribution_pair(kind: str, vocab: int, seed: int = 0) -> tuple[Conditional
     return lambda context: both(context)[0], lambda context: both(context)[1]
 
 
-def distance(p: Tensor, q: Tensor) -> float:
-    """The total variation distance of two distributions."""
-    return float((p - q).abs().sum()) / 2
-
-
 def lenient_distribution(p: Tensor, q: Tensor, lenience: float) -> Tensor:
     """The distribution of the token that lenient verification emits at a draft token."""
     accepted = (p / lenience).minimum(q)
@@ -102,9 +97,3 @@ def lenient_distribution(p: Tensor, q: Tensor, lenience: float) -> Tensor:
 def mapped(change: Callable[[Tensor], Tensor], distributions: Conditional) -> Conditional:
     """The same distributions, each of them changed."""
     return lambda context: change(distributions(context))
-
-
-def distributions_along(distributions: Conditional, tokens: tuple[int, ...], positions: int) -> Tensor:
-    """The distributions `(positions, vocab)` before the first token, after it, and so on."""
-    along = [distributions(tokens[:i]) for i in range(positions)]
-    return torch.stack(along) if along else distributions(())[None][:0]

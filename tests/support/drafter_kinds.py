@@ -233,13 +233,3 @@ BUGS: dict[str, Callable[[], Drafter]] = {
     "greedy tokens, soft q": lambda: GreedySoftQ(table()),
 }
 """Name -> makes a drafter with that bug."""
-
-
-def random_context(slots: int, lengths: list[int], width: int = WIDTH, seed: int = 0) -> Context:
-    random = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(VOCAB, (len(lengths), slots), generator=random)
-    return Context(tokens, torch.tensor(lengths), torch.randn(len(lengths), slots, width, generator=random))
-
-
-def some_uniforms(rows: int, gamma: int) -> Tensor:
-    return torch.rand(rows, gamma, dtype=torch.float64, generator=torch.Generator().manual_seed(gamma))

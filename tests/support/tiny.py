@@ -13,8 +13,14 @@ from itertools import product
 from typing import Any, TypeVar, cast
 
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     GPTNeoXConfig,
@@ -26,6 +32,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
@@ -38,7 +45,8 @@ LIMIT = 16  # positions of every tiny model
 ROUNDING = {"sdpa": 1e-10, "eager": 1e-5}
 """How far two ways to the same float64 logits may lie apart: Llama's eager attention has a float32
 softmax."""
-SHAPE: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 1.0}
+SHAPE: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "initializer_range": 1.0,
+                         "attn_implementation": "sdpa"}  # fmt: skip
 
 
 def llama(vocab: int = 4, seed: int = 1, dtype: torch.dtype = torch.float32, layers: int = 2) -> LlamaForCausalLM:
@@ -70,15 +78,36 @@ def mistral(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, l
                  sliding_window=2, **_sizes(layers))  # fmt: skip
 
 
+def gemma2(vocab: int = 4, seed: int = 0, dtype: torch.dtype = torch.float32, layers: int = 2) -> Gemma2ForCausalLM:
+    """Every other layer sees two tokens only; scores and logits are capped."""
+    kinds = (["sliding_attention", "full_attention"] * layers)[:layers]
+    return _made(Gemma2ForCausalLM, Gemma2Config, vocab, seed, dtype, intermediate_size=8, num_key_value_heads=1,
+                 head_dim=4, sliding_window=2, layer_types=kinds, final_logit_softcapping=4.0,
+                 attn_logit_softcapping=9.0, attn_implementation="eager", tie_word_embeddings=False,
+                 **_sizes(layers))  # fmt: skip
+
+
+WORDS = ("begin", "one", "two", "three")
+
+
+def tokenizer(words: Sequence[str] = WORDS, begins: bool = True, **more: Any) -> PreTrainedTokenizerFast:
+    """A token for each of `words`; `begins` if it adds its begin token."""
+    own = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token=words[1]))
+    own.pre_tokenizer = WhitespaceSplit()
+    if begins:
+        own.post_processor = TemplateProcessing(single="begin $A", special_tokens=[("begin", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=own, bos_token="begin", **more)
+
+
+def roomy(vocab: int, seed: int = 1, dtype: torch.dtype = torch.float64, layers: int = 2) -> LlamaForCausalLM:
+    """A Llama of 128 positions."""
+    model = llama(vocab, seed, dtype, layers)
+    model.config.max_position_embeddings = 128
+    return model
+
+
 def roomy_pair() -> Pair:
-    """Two Llamas with small weights and 64 positions, for tests of timing."""
-    models = []
-    for layers in (2, 1):
-        torch.manual_seed(layers)
-        config = LlamaConfig(vocab_size=13, hidden_size=16, intermediate_size=16, num_hidden_layers=layers,
-                             num_attention_heads=2, max_position_embeddings=64)  # fmt: skip
-        models.append(LlamaForCausalLM(config).eval())
-    return without_tokenizer(*models)
+    return without_tokenizer(roomy(13, dtype=torch.float32), roomy(13, 2, torch.float32, layers=1))
 
 
 def without_tokenizer(target: PreTrainedModel, draft: PreTrainedModel) -> Pair:
@@ -107,7 +136,7 @@ def _made(
     **sizes: Any,
 ) -> Model:
     torch.manual_seed(seed)
-    config = config_class(vocab_size=vocab, attn_implementation="sdpa", **SHAPE, **sizes)
+    config = config_class(vocab_size=vocab, **(SHAPE | sizes))
     model: Model = model_class(config).to(dtype).eval()  # type: ignore[arg-type]
     # Logits of standard deviation near 1: distributions that differ much and still give every token
     # a chance.

@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import cross_entropy
 
-from studies.training.encoder_decoder import (
-    TARGET,
-    build,
-    logits_of,
-    padded,
-    trained,
-)
+from studies.training.encoder_decoder import TARGET, build, logits_of, padded, trained
 
 SHAPES = {TARGET: (64, 32, 2, 1, 1), "draft": (48, 16, 2, 1, 1)}
 GIVEN = [([5, 6, 7], [1, 2, 3, 4, 0]), ([7, 6], [3, 0]), ([9], [8, 8, 0])]
