@@ -164,7 +164,9 @@ PUBLISHED = (best_path_block, k_sequential_tree, spechub_tree)
 
 
 @pytest.mark.parametrize(
-    ("rule", "scheme"), [*product(RULES + PUBLISHED, SCHEMES), *product(PUBLISHED, [hub_children])], ids=repr
+    ("rule", "scheme"),
+    [*product(RULES + PUBLISHED, SCHEMES), *product(PUBLISHED, [hub_children])],
+    ids=lambda one: getattr(one, "__name__", None),
 )
 def test_a_rule_is_refused_for_the_schemes_that_the_enumeration_finds_it_wrong_for(rule: Any, scheme: Scheme) -> None:
     exact = max(error(Method(rule, (-1, -1), scheme), seed=seed) for seed in range(2)) < 1e-12
