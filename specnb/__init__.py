@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from specnb.exactness import judge_drafter, judge_rule
     from specnb.loading import Pair, load_model, load_pair
     from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
-    from specnb.record import StepRecord
+    from specnb.record import Generation, StepRecord
     from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
-    from specnb.sampler import Generation, Hooks, Sampler, generate
+    from specnb.sampler import Hooks, Sampler, generate
     from specnb.speedup import measure_speedup, recommend_gamma
 
 __version__ = _version("specnb")
@@ -47,9 +47,9 @@ _HOMES = {
     "exactness": "judge_drafter judge_rule",
     "loading": "Pair load_model load_pair",
     "ngram": "NgramDrafter NgramModel PromptLookupDrafter",
-    "record": "StepRecord",
+    "record": "Generation StepRecord",
     "rules": "exact_match greedy_verification lenient_verification token_verification",
-    "sampler": "Generation Hooks Sampler generate",
+    "sampler": "Hooks Sampler generate",
     "speedup": "measure_speedup recommend_gamma",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

@@ -3,15 +3,19 @@ the loop prints nothing."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from specnb.arguments import shown
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,55 @@ class StepRecord:
         if not self.drafted:
             return f"{steps}; nothing drafted"
         return f"{steps}; {self.acceptance_rate:.2f} of {self.drafted} draft tokens accepted"
+
+
+@dataclass(frozen=True, repr=False)
+class Generation:
+    """The completions of a call, and the record of its steps.
+
+    Attributes
+    ----------
+    tokens
+        The new tokens of each prompt; `texts` with a tokenizer.
+    record
+        What each step did.
+    probs
+        The target's distribution of each new token, with `Hooks(keep_probs=True)`.
+    prompts
+        The tokens of each prompt.
+
+    Examples
+    --------
+    >>> from specnb import generate, load_pair
+    >>> generate(load_pair().target, [[0], [1, 2]], draft=None, max_new_tokens=3)
+    2 completions, 6 tokens
+    1.00 tokens per step in 6 steps of 2 rows; nothing drafted
+    """
+
+    tokens: list[list[int]]
+    record: StepRecord
+    probs: list[Tensor] | None = None
+    prompts: list[list[int]] = field(default_factory=list)
+    texts: list[str] | None = None
+    tokenizer: Any = None
+
+    def __repr__(self) -> str:
+        lines = [f"{len(self.tokens)} completions, {sum(map(len, self.tokens))} tokens", str(self.record)]
+        lines += [shown(text) for text in (self.texts or [])[:3]]
+        return "\n".join(lines)
+
+    def show(self, row: int, step: int) -> str:
+        """A step of a row, to print: what was drafted, accepted and emitted, and with `Hooks(trace=True)`
+        p, q and r of each draft token."""
+        text = str if self.tokenizer is None else lambda token: repr(self.tokenizer.decode([token]))
+        return self.record.show(row, step, len(self.prompts[row]), text)
+
+    def to_jsonl(self, file: str | Path) -> None:
+        """Write a line of JSON for each prompt, which `specnb-audit audit` reads."""
+        emitted = [[int(n) for n in row if n] for row in self.record.emitted]
+        with Path(file).open("w", encoding="utf-8") as lines:
+            for prompt, tokens, steps in zip(self.prompts, self.tokens, emitted, strict=True):
+                lines.write(json.dumps({"prompt": prompt, "tokens": tokens, "steps": steps}) + "\n")
 
 
 class CompletedRow(NamedTuple):

@@ -8,14 +8,11 @@ prompt has its completion; when a row ends, the host gives it the next prompt.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -28,7 +25,7 @@ from specnb.fast import Compile, PrivateModel, has_code_of_its_own, looks_of
 from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
 from specnb.prompts import Prompts, Tokens, as_list, padding_tokens, require_tokens, token_lists
-from specnb.record import CompletedRow, StepRecord, StepTimer, merge_rows, now
+from specnb.record import CompletedRow, Generation, StepTimer, merge_rows, now
 from specnb.rules import Rule, token_verification
 from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
@@ -65,55 +62,6 @@ class Hooks:
     keep_probs: bool = False
     trace: bool = False
     batch_class: type[Batch] | None = None
-
-
-@dataclass(frozen=True, repr=False)
-class Generation:
-    """The completions of a call, and the record of its steps.
-
-    Attributes
-    ----------
-    tokens
-        The new tokens of each prompt; `texts` with a tokenizer.
-    record
-        What each step did.
-    probs
-        The target's distribution of each new token, with `Hooks(keep_probs=True)`.
-    prompts
-        The tokens of each prompt.
-
-    Examples
-    --------
-    >>> from specnb import load_pair
-    >>> generate(load_pair().target, [[0], [1, 2]], draft=None, max_new_tokens=3)
-    2 completions, 6 tokens
-    1.00 tokens per step in 6 steps of 2 rows; nothing drafted
-    """
-
-    tokens: list[list[int]]
-    record: StepRecord
-    probs: list[Tensor] | None = None
-    prompts: list[list[int]] = field(default_factory=list)
-    texts: list[str] | None = None
-    tokenizer: Any = None
-
-    def __repr__(self) -> str:
-        lines = [f"{len(self.tokens)} completions, {sum(map(len, self.tokens))} tokens", str(self.record)]
-        lines += [shown(text) for text in (self.texts or [])[:3]]
-        return "\n".join(lines)
-
-    def show(self, row: int, step: int) -> str:
-        """A step of a row, to print: what was drafted, accepted and emitted, and with `Hooks(trace=True)`
-        p, q and r of each draft token."""
-        text = str if self.tokenizer is None else lambda token: repr(self.tokenizer.decode([token]))
-        return self.record.show(row, step, len(self.prompts[row]), text)
-
-    def to_jsonl(self, file: str | Path) -> None:
-        """Write a line of JSON for each prompt, which `specnb-audit audit` reads."""
-        emitted = [[int(n) for n in row if n] for row in self.record.emitted]
-        with Path(file).open("w", encoding="utf-8") as lines:
-            for prompt, tokens, steps in zip(self.prompts, self.tokens, emitted, strict=True):
-                lines.write(json.dumps({"prompt": prompt, "tokens": tokens, "steps": steps}) + "\n")
 
 
 class Sampler:

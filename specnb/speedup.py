@@ -21,8 +21,8 @@ from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens
-from specnb.record import now
-from specnb.sampler import Draft, Generation, Sampler
+from specnb.record import Generation, now
+from specnb.sampler import Draft, Sampler
 from specnb.statistics import Estimate, Job, bootstrap, bootstrap_indices, interval, measured_on, time_round
 from specnb.theory import walltime_improvement
 

@@ -13,7 +13,8 @@ import numpy as np
 from specnb.distributions import Sampling
 from specnb.heads import FallbackDrafter
 from specnb.ngram import PromptLookupDrafter
-from specnb.sampler import Generation, generate
+from specnb.record import Generation
+from specnb.sampler import generate
 from specnb.statistics import measured_on, ratio_of_medians
 from studies.real.smollm2 import as_chat, head_drafter, model_and_tokenizer, texts_of
 from studies.study import timed_in_turn

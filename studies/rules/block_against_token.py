@@ -30,8 +30,9 @@ from tqdm import tqdm
 
 from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
+from specnb.record import Generation
 from specnb.rules import Rule, block_verification, token_verification
-from specnb.sampler import Generation, Sampler, slots_for
+from specnb.sampler import Sampler, slots_for
 from specnb.statistics import over_rows, ratio_of_sums
 from studies import study
 from studies.speed.pairs import prompts_of

@@ -25,6 +25,7 @@ from specnb.cost import Costs, measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter, TreeDrafter
 from specnb.loading import Pair, load_pair
+from specnb.record import Generation
 from specnb.rules import (
     Rule,
     block_verification,
@@ -33,7 +34,7 @@ from specnb.rules import (
     token_verification,
     traversal_verification,
 )
-from specnb.sampler import Generation, Sampler
+from specnb.sampler import Sampler
 from specnb.statistics import ratio_of_medians, ratio_of_sums
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.published_rules import best_path_block, k_sequential_tree

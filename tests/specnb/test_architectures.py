@@ -10,7 +10,8 @@ from tiny import near_copy
 from transformers import PreTrainedModel
 
 from specnb import generate, standardise
-from specnb.sampler import Generation, Hooks
+from specnb.record import Generation
+from specnb.sampler import Hooks
 
 TEXT = torch.randint(3, 24, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 PROMPTS = [TEXT[:1], TEXT[: THRESHOLD - 3], TEXT]

@@ -36,7 +36,8 @@ from specnb.distributions import Sampling
 from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
 from specnb.fast import Captured
 from specnb.ngram import PromptLookupDrafter, UniformDrafter
-from specnb.sampler import Generation, Hooks, Sampler, generate
+from specnb.record import Generation
+from specnb.sampler import Hooks, Sampler, generate
 from specnb.statistics import BOUNDS, machine
 from specnb.step import Batch, ProgressReader
 

@@ -15,7 +15,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from specnb.sampler import Generation
+from specnb.record import Generation
 
 VOCAB = 24
 START = 1

@@ -24,8 +24,8 @@ from specnb.distributions import Sampling, overlap
 from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.enumeration import joint_distribution
 from specnb.ngram import NgramDrafter, NgramModel
-from specnb.record import StepRecord
-from specnb.sampler import Generation, generate
+from specnb.record import Generation, StepRecord
+from specnb.sampler import generate
 from specnb.statistics import Fit, detectable_total_variation, goodness_of_fit, merged_cells
 
 VOCAB = 4

@@ -22,8 +22,9 @@ from audit_studies.bugs.verification import MORE_BUGS as MORE_BUGS
 from specnb.cache import CachedModel
 from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
+from specnb.record import Generation
 from specnb.rules import Outcome
-from specnb.sampler import Generation, Hooks
+from specnb.sampler import Hooks
 from specnb.sampler import generate as decode
 
 

@@ -18,7 +18,8 @@ from transformers import PreTrainedModel
 from specnb.distributions import Sampling
 from specnb.enumeration import joint_distribution
 from specnb.ngram import PromptLookupDrafter
-from specnb.sampler import Generation, Hooks
+from specnb.record import Generation
+from specnb.sampler import Hooks
 from specnb.statistics import goodness_of_fit
 from studies.batching import encoder_decoder
 from studies.batching.encoder_decoder import EncoderDecoderDrafter, EncoderDecoderSampler
