@@ -135,6 +135,11 @@ def readable(capacity: int) -> tuple[int, ...]:
     return (*sorted(size for size in shares if size < capacity), capacity)
 
 
+def slots_to_read(used: int, capacity: int) -> int:
+    """The fewest of the `readable` slots that hold the `used` ones."""
+    return min((size for size in readable(capacity) if size >= used), default=capacity)
+
+
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """The mask to add to attention scores: 0 where `visible` is true."""
     hidden = torch.finfo(dtype).min

@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from specnb.cache import CachedModel, prefill, readable
+from specnb.cache import CachedModel, prefill, slots_to_read
 from specnb.fast import Captured, Compile, PrivateModel
 from specnb.loading import Pair
 from specnb.record import now
@@ -140,8 +140,7 @@ class CostMeter:
         prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
         newest = tokens[:, context : context + n].contiguous()
         slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
-        known = next(size for size in readable(tokens.shape[1]) if size >= context + n)
-        seen = cached.cache.least(slots, known=known)
+        seen = cached.cache.least(slots, known=slots_to_read(context + n, tokens.shape[1]))
         if private.compiled is not None:
             private.compiled.widths |= {n}
 

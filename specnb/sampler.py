@@ -355,7 +355,8 @@ class _Call:
                 if status is None:
                     continue
                 self._require_proper(status)
-                batch.longest = min(batch.longest, self._longest(status))
+                if not batch.on_host:  # a pass on a CPU looks at the slots themselves
+                    batch.longest = min(batch.longest, self._longest(status))
                 waiting = (len(self.prompts) - self.entered) * self.max_new_tokens
                 bar.update(max(expected - sum(status) - waiting - bar.n, 0))
                 if entered := self._replace(status):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from specnb.cache import CachedModel, cache_bytes, decoder_config, free_memory, prefill, readable
+from specnb.cache import CachedModel, cache_bytes, decoder_config, free_memory, prefill, readable, slots_to_read
 from specnb.check import at_least_float
 from specnb.distributions import Sampling, Uniforms, overlap, standardise, uniforms
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
@@ -235,8 +235,8 @@ class Batch:
         self.rest: Callable[..., Outcome] = self.verify_and_emit
         self.graph: Captured | None = None
         self.last: tuple[Tensor, Tensor] | None = None
-        # A step on a GPU reads the fewest of `sizes` slots that hold the longest row, whose length the host bounds.
-        self.sizes, self.seen, self.longest = readable(setup.slots), setup.slots, 1
+        # A step on a GPU reads slots that hold the longest row, whose length the host bounds.
+        self.seen, self.longest = setup.slots, 1
         self.begins = True  # whether the next rows are the first of a call
 
     def clear(self, eos: Sequence[int]) -> None:
@@ -276,8 +276,7 @@ class Batch:
 
     def step(self, mark: Callable[[str], None] | None = None) -> None:
         """Draft, verify, emit, for every row; `mark` is called with the name of each part as it ends."""
-        enough = [size for size in self.sizes if size >= self.longest + self.state.gamma]
-        self.seen = min(enough, default=self.setup.slots)
+        self.seen = slots_to_read(self.longest + self.state.gamma, self.setup.slots)
         self.longest += self.state.gamma + 1
         self.last = self.graph() if self.graph is not None and mark is None else self.in_parts(mark)
 
@@ -409,7 +408,7 @@ class Batch:
         if self.on_host:
             for width in self.widths:
                 self.target(torch.zeros(rows, width, dtype=torch.int64))
-        for size in self.sizes[-1:] if self.on_host else self.sizes:
+        for size in (self.setup.slots,) if self.on_host else readable(self.setup.slots):
             self.longest = size - state.gamma
             self.step()
 
