@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from specnb.arguments import named_settings, require_whole
 from specnb.cache import CachedModel
-from specnb.check import Check, require_agreement
-from specnb.distributions import Sampling
+from specnb.check import Check
+from specnb.distributions import Sampling, at_least_float
 from specnb.drafters import ModelDrafter
 from specnb.fast import PrivateModel
 from specnb.prompts import Tokens, as_list, require_tokens, token_lists
@@ -253,7 +253,7 @@ class TreeModel:
             positions=torch.tensor([[len(self.prompt) - 1 + len(path) for path in paths]], device=device),
             visible=torch.from_numpy(self.visible[slots])[None].to(device),
         )
-        log_p = torch.log_softmax(logits[0] if logits.dtype == torch.float64 else logits[0].float(), dim=-1)
+        log_p = torch.log_softmax(at_least_float(logits[0]), dim=-1)
         # Cloned, because a view would keep the logits of the whole tree in memory.
         self.log_distributions.update((path, row.clone()) for path, row in zip(paths, log_p, strict=True))
         self.runs.append(len(paths))
@@ -336,7 +336,8 @@ def beam_search(
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
     private = PrivateModel(target)
-    require_agreement(target, private.modules, len(prompt) - 1 + capacity, tree=True)
+    check = Check(target, gamma)
+    check.new_batch(private.modules, len(prompt) - 1 + capacity, tree=True)
     of_target = TreeModel(private.modules, prompt, capacity)
     of_draft = None if drafter is None else TreeModel(drafter.private.modules, prompt, capacity, drafter.token_map)
     states, levels = [start()], list[int]()
@@ -347,6 +348,6 @@ def beam_search(
             bar.update(len(reached))
     best_beams = states[-1].finished
     for beam in (best_beams[0], best_beams[-1]):
-        Check(target, gamma).score(prompt, beam.path, beam.score / settings.normalised(1.0, len(beam.path)))
+        check.score(prompt, beam.path, beam.score / settings.normalised(1.0, len(beam.path)))
     record = BeamRecord(np.array(levels), np.array(of_target.runs), states)
     return BeamSearch([list(beam.path) for beam in best_beams], [beam.score for beam in best_beams], record)

@@ -8,7 +8,7 @@ length until they are overwritten.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import psutil
@@ -103,16 +103,16 @@ class RaggedCache(Cache):
         if self.finite:
             self.overflowed = torch.zeros_like(slots, dtype=torch.bool)
 
-    def least(self, slots: Tensor, visible: Tensor | None = None, known: int | None = None) -> int:
+    def least(self, slots: Tensor, visible: Tensor | None = None, bound: LengthBound | None = None) -> int:
         """Slots to read for tokens that see up to their `slots`, or the `visible` ones.
 
-        On a GPU the host would have to wait for these, so it reads the slots that are `known` to be
-        enough, by default all.
+        On a GPU the host would have to wait for these, so it reads those that the `bound` of the rows'
+        lengths asks for, by default all.
         """
         if not self.shortens or torch.compiler.is_compiling():
             return self.capacity
         if slots.device.type != "cpu":
-            return known or self.capacity
+            return self.capacity if bound is None else bound.seen
         highest = slots.max() if visible is None else visible.flatten(0, -2).any(dim=0).nonzero().max()
         return min(self.capacity, (int(highest) // SEEN_MULTIPLE + 1) * SEEN_MULTIPLE)
 
@@ -135,9 +135,40 @@ def readable(capacity: int) -> tuple[int, ...]:
     return (*sorted(size for size in shares if size < capacity), capacity)
 
 
-def slots_to_read(used: int, capacity: int) -> int:
-    """The fewest of the `readable` slots that hold the `used` ones."""
-    return min((size for size in readable(capacity) if size >= used), default=capacity)
+class LengthBound:
+    """An upper bound on the tokens of any row, which the host knows without waiting for the device.
+
+    Attributes
+    ----------
+    seen
+        Slots that hold all tokens of the step that was last begun: one of the `readable` numbers.
+    """
+
+    def __init__(self, slots: int, gamma: int = 0) -> None:
+        self.slots, self.gamma = slots, gamma
+        self.tokens, self.seen = 1, slots
+
+    def begin(self) -> None:
+        """No row has a sequence."""
+        self.tokens = 1
+
+    def enter(self, lengths: Iterable[int]) -> None:
+        """Rows got prompts of these lengths."""
+        self.tokens = max(self.tokens, *lengths)
+
+    def step(self) -> None:
+        """Each row gets up to gamma + 1 tokens, of which the last is in no slot yet."""
+        self.seen = min((size for size in readable(self.slots) if size >= self.tokens + self.gamma), default=self.slots)
+        self.tokens += self.gamma + 1
+
+    def hear(self, lengths: Iterable[int]) -> None:
+        """What the device said of the rows that go on, one step ago at most."""
+        self.tokens = min(self.tokens, max(lengths, default=1) + self.gamma + 1)
+
+
+def slots_for(prompt: int, new_tokens: int, gamma: int) -> int:
+    """Cache slots of a row, with room for the draft tokens of the last step."""
+    return prompt + new_tokens + gamma + 1
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

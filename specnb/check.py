@@ -1,50 +1,130 @@
 """Compare the loop's distributions with those of the model's own forward pass.
 
 A model may compute a mask from the length of the cache, count positions differently, or change
-beyond some length, without an error. So `require_agreement` probes it before the first step, and
-`Check` compares what was generated. Rounding is measured, by the model in pieces; in 16 bits a copy
-in float32 decides. A draft model needs no check, because the rule makes any q exact.
+beyond some length, without an error. `Check` compares a few tokens before the first step, and then
+what was generated; `Comparison` says what of a call is compared. Rounding is measured: a pass of the
+model in pieces rounds at many places, and a mean over n places is compared with the distribution of
+such means. A draft model needs no check, because the rule makes any q exact.
 """
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.cache import CachedModel, cache_argument, free_memory, prefill
-from specnb.distributions import total_variation
+from specnb.distributions import Sampling, at_least_float, sample, standardise, stream, total_variation
+from specnb.fast import checksum
 from specnb.support import context_limit, vocabulary
 from specnb.trees import TokenTree
 
+if TYPE_CHECKING:
+    from specnb.record import CompletedRow
+    from specnb.step import Batch
+
 HALF = 3  # tokens of a sequence of the probe before the pass that is compared, and in it
 ROUNDING = 1e-4  # a mean total variation up to this is rounding in 32 bits or more
-ROUNDINGS = 2  # the loop may be off by so many times what the model in pieces is
+ROUNDINGS = 1.25  # the loop's other kernels may round so many times as much as the model's own
+FALSE_ALARM = 1e-6  # the probability that the mean of equal rounding exceeds its bound
+PLACES = (64, 256)  # at which rounding is measured: at least, by adding tokens, and at most beside those compared
 DISAGREEING = 0.05  # a model whose passes differ by more disagrees with itself; in 16 bits a copy in 32 decides
-PIECES = 8  # of a completion, beside its prompt
+PIECES = 8  # of a text
 LEAVES = 8  # of a tree, whose paths are compared
 
 
-class Difference(NamedTuple):
-    """A mean total variation, and how much of it rounding explains."""
+class Rounding(NamedTuple):
+    """The mean and the standard deviation over places of a total variation that is rounding.
 
-    found: float
-    allowed: float
+    Examples
+    --------
+    >>> [round(Rounding(0.0176, 0.0128).most(places), 3) for places in (1, 64, 1024)]
+    [0.194, 0.033, 0.024]
+    """
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, off: Tensor) -> Rounding:
+        return cls(float(off.mean()), float(off.std(correction=0)))
+
+    def most(self, places: int) -> float:
+        """What the mean over `places` exceeds with probability `FALSE_ALARM`, if places round alike.
+
+        Total variations at independent places are taken as Gamma variables with this mean and
+        deviation, so their mean is one, too; the loop may round `ROUNDINGS` times as much.
+        """
+        if not self.deviation > 0:
+            return ROUNDINGS * self.mean + ROUNDING
+        shape = places * (self.mean / self.deviation) ** 2
+        return float(ROUNDINGS * stats.gamma.isf(FALSE_ALARM, shape, scale=self.mean / shape)) + ROUNDING
 
 
 class Check:
-    """Compares what a sampler with `gamma` did with forward passes of the user's model; raises
-    `TypeError` if they differ."""
+    """Compares what a sampler with `gamma` and `sampling` did with forward passes of the user's
+    model; raises `TypeError` if they differ.
 
-    def __init__(self, model: PreTrainedModel, gamma: int) -> None:
-        self.model, self.gamma = model, gamma
+    Attributes
+    ----------
+    rows, longest
+        Rows, and tokens of the longest sequence, that were compared; 0 for a new batch.
+    outcome
+        Checksum of what the model, and what a step runs, gave for a few tokens when it was compared.
+
+    Notes
+    -----
+    The mean total variation at n places is compared.
+
+    1. Up to `ROUNDING` it is rounding in every dtype.
+    2. In 16 bits it is rounding up to `Rounding.most(n)` of the model's pass in pieces. If it is
+       more, or the pieces differ by more than rounding can, a copy of the model in float32 decides:
+       what can be repeated with the copy is compared in float32, and else the loop may be as far
+       from it as the model's own pass is, by the same bound. The copy is made once, if it takes at
+       most half of the free memory; without it a difference up to `rounding(dtype)` is a warning.
+    3. In 32 bits a difference up to that bound is a model whose passes depend on what else is in
+       them: a warning, if it has one distribution at all.
+    """
+
+    def __init__(self, model: PreTrainedModel, gamma: int, sampling: Sampling = Sampling()) -> None:
+        self.model, self.gamma, self.sampling = model, gamma, sampling
         self.warned = False
+        self.rows = self.longest = 0
+        self.outcome = 0
+        self.copy: PreTrainedModel | None = None
+
+    def new_batch(self, modules: PreTrainedModel, slots: int, tree: bool = False) -> None:
+        """Compare a few tokens in a cache of `slots`, run by `modules`, with the model alone."""
+        self.rows = self.longest = 0
+        tokens = probe_tokens(self.model)
+        length = tokens.shape[1]
+        half = min(HALF, length // 2)
+        for in_the_loop in (_chain, _tree) if tree else (_chain,):
+            run = partial(in_the_loop, tokens=tokens, half=half, slots=max(slots, length + HALF))
+            with torch.inference_mode(), failing_clearly(self.model):
+                rows = run(modules)
+            for number, (text, known, logits) in enumerate(rows):
+                by_copy = partial(_distributions_of_row, run, number)
+                where = "over a few tokens in the loop's cache"
+                self._compare(text, known, probabilities(logits), where=where, by_copy=by_copy)
+
+    def begin(self, batch: Batch) -> None:
+        """Compare the coming call like that of a new batch if the model, or what a step runs, gives
+        other numbers than before."""
+        tokens = probe_tokens(self.model)
+        with torch.inference_mode():
+            own = self.model(input_ids=tokens, use_cache=False).logits
+        outcome = checksum([own, batch.probe(tokens.cpu())])
+        if outcome != self.outcome:
+            self.rows, self.longest, self.copy, self.outcome = 0, 0, None, outcome
 
     def first_step(
         self,
@@ -63,55 +143,94 @@ class Check:
             path = path[:most]
             tokens = [*prompt, *(draft_tokens[node] for node in path)]
             there = logits[[0, *(node + 1 for node in path)]]
-            self._compare(tokens, len(prompt), there=probabilities(there), where="in the first step")
+            self._compare(tokens, len(prompt), probabilities(there), where="in the first step")
 
     def completion(self, prompt: Sequence[int], tokens: Sequence[int], log_probs: Tensor) -> None:
         """Compare the log-probability of each token of a completion, before temperature and filters."""
-        self._compare([*prompt, *tokens[:-1]], len(prompt), tokens, log_probs, where="in a completion")
+        self._compare([*prompt, *tokens[:-1]], len(prompt), log_probs, tokens, where="in a completion")
 
     def score(self, prompt: Sequence[int], tokens: Sequence[int], total: float) -> None:
-        self._compare([*prompt, *tokens[:-1]], len(prompt), tokens, torch.tensor([total]), where="in a beam")
+        self._compare([*prompt, *tokens[:-1]], len(prompt), torch.tensor([total]), tokens, where="in a beam")
 
+    @torch.inference_mode()
     def _compare(
-        self, text: list[int], known: int, tokens: Sequence[int] = (), there: Tensor = torch.empty(0), where: str = ""
+        self, text: list[int], known: int, there: Tensor, tokens: Sequence[int] = (), where: str = "",
+        by_copy: Callable[[PreTrainedModel], Tensor] | None = None,
     ) -> None:  # fmt: skip
         """Compare distributions `there`, or log-probabilities of `tokens`, after `text` from token
-        number `known` on."""
-
-        def compared(other: Tensor, one: Tensor = there) -> Tensor:
-            return differences(one, other, tokens)
-
-        alone = self._own(self.model, text, known, tokens)
-        off = compared(alone)
-        if not (mean := float(off.mean())) > ROUNDING:  # NaN is reported by the loop
+        number `known` on. If it can be made again `by_copy`, this is compared in float32."""
+        places, in_16_bits = len(text) - known + 1, torch.finfo(self.model.dtype).bits == 16
+        emitted = torch.tensor(tokens, dtype=torch.int64, device=self.model.device)
+        off = differences(there, self._pass(self.model, text, places), emitted)
+        found = float(off.mean())
+        if not found > ROUNDING:  # NaN is reported by the loop
             return
-        pieces = float(compared(self._own(self.model, text, known, tokens, pieces=True), alone).mean())
-        in_16_bits = torch.finfo(self.model.dtype).bits == 16
-        explained = mean <= ROUNDINGS * pieces + ROUNDING
-        if explained and not in_16_bits:
-            self._require_one_distribution(text, known, pieces)
-        elif explained and pieces <= min(DISAGREEING, rounding(self.model.dtype)):
+        measured = self._rounding(text, known, emitted)
+        if found <= measured.most(places) and not in_16_bits:
+            return self._require_one_distribution(text, known, measured.mean)
+        if found <= measured.most(places) and measured.mean <= min(DISAGREEING, rounding(self.model.dtype)):
             return
-        elif in_16_bits and copy_fits(self.model):
-            exact = self._own(copy.deepcopy(self.model).float(), text, known, tokens)
-            if float(compared(exact).mean()) > ROUNDINGS * float(compared(exact, alone).mean()) + ROUNDING:
-                raise TypeError(self._refusal(mean, pieces, off, known, where))
-        elif in_16_bits and mean <= rounding(self.model.dtype):
-            self._warn(mean)
-        else:
-            raise TypeError(self._refusal(mean, pieces, off, known, where))
+        exact = self._made_copy() if in_16_bits else None
+        if exact is not None:
+            if by_copy is None:
+                measured = self._rounding(text, known, emitted, exact)
+            else:
+                there, measured = by_copy(exact), Rounding(0.0, 0.0)
+            if float(differences(there, self._pass(exact, text, places), emitted).mean()) <= measured.most(places):
+                return
+        elif in_16_bits and found <= rounding(self.model.dtype):
+            return self._warn(found)
+        begin = int((off > min(measured.most(1), float(off.max()))).int().argmax())
+        raise TypeError(
+            f"{type(self.model).__name__} was decoded from wrong distributions {where}: they differ by {found:.2g} in "
+            f"total variation from those of its own forward pass, beginning {begin} tokens after a prompt of {known}, "
+            f"and rounding gives {measured.most(places):.2g} at most; no tokens are returned. It may let a token see "
+            "those after it (a decoder needs is_decoder=True), count positions from another number than 0, make a mask "
+            "or window of its own from the length of the cache, or have been changed since the sampler was made"
+        )
+
+    def _rounding(
+        self, text: list[int], known: int, emitted: Tensor, exact: PreTrainedModel | None = None
+    ) -> Rounding:  # fmt: skip
+        """The rounding of the model's pass over `text`, measured from its pass in pieces or the `exact` model's.
+
+        If there are few places, tokens are added at the end. At places of which no token was `emitted`
+        it is sampled, as the emitted ones were.
+        """
+        limit = context_limit(self.model) or len(text) + PLACES[0]
+        added = probe_tokens(self.model, max(min(PLACES[0], limit) - len(text), 0))[0].tolist()
+        longer = [*text, *added]
+        kept = min(len(longer), max(len(longer) - known + 1, PLACES[1]))
+        one = self._pass(self.model, longer, kept)
+        other = self._in_pieces(longer, kept) if exact is None else self._pass(exact, longer, kept)
+        if not len(emitted):
+            return Rounding.of(differences(probabilities(other), one))
+        uniforms = torch.from_numpy(stream(0, 0, "final").random(kept)).to(one.device)
+        tokens = sample(standardise(one, Sampling(self.sampling.temperature), check=False), uniforms)
+        tokens[kept - len(added) - len(emitted) : kept - len(added)] = emitted
+        return Rounding.of(differences(log_probs_of(tokens, other), one, tokens))
+
+    def _made_copy(self) -> PreTrainedModel | None:
+        """The copy of the model in float32, if there is memory for it and the model can be copied."""
+        if self.copy is None and copy_fits(self.model):
+            try:
+                self.copy = copy.deepcopy(self.model).float()
+            except (NotImplementedError, RuntimeError, TypeError, ValueError):
+                return None
+        return self.copy
 
     def _require_one_distribution(self, text: list[int], known: int, pieces: float) -> None:
         name = type(self.model).__name__
-        whole, with_row = self._own(self.model, text, known), self._own(self.model, text, known, beside=text[::-1])
-        if float(differences(with_row, whole).mean()) > ROUNDING:
+        whole = probabilities(self._pass(self.model, text, len(text) - known + 1))
+        with_row = self._pass(self.model, text, len(text) - known + 1, beside=text[::-1])
+        if float(differences(whole, with_row).mean()) > ROUNDING:
             self._warn(pieces)
             return
-        first = self._own(self.model, text[:known], known)
-        if float(differences(first, whole[:1]).mean()) > ROUNDING:
+        first = self._pass(self.model, text[:known], 1)
+        if float(differences(whole[:1], first).mean()) > ROUNDING:
             raise TypeError(
                 f"a token's distribution depends on the tokens after it in {name}, at {known} tokens: its forward pass "
-                "has no distribution that a sampler could have; no tokens are returned"
+                "has no distribution to sample from (a decoder needs is_decoder=True); no tokens are returned"
             )
         if pieces > DISAGREEING:
             raise TypeError(
@@ -130,51 +249,79 @@ class Check:
             )
             self.warned = True
 
-    @torch.inference_mode()
-    def _own(
-        self, model: PreTrainedModel, text: list[int], known: int, tokens: Sequence[int] = (), pieces: bool = False,
-        beside: list[int] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """The model's distributions, or log-probabilities of `tokens`: in one pass, in `pieces`, or
-        `beside` another row."""
-        ids = torch.tensor([text] if beside is None else [text, beside], device=model.device)
-        kept = len(text) - known + 1
-        if not pieces:
-            logits = model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0]
-        else:
-            name = cache_argument(model)
-            each = max(self.gamma + 1, -(-kept // PIECES))
-            ends = [*([known - 1] if known > 1 else []), *range(known - 1 + each, len(text), each), len(text)]
-            parts, cache, begin = [], None, 0
-            for end in ends:
-                output = model(input_ids=ids[:, begin:end], use_cache=True, **{name: cache})
-                cache, begin = output[name], end
-                parts.append(output.logits[0])
-            logits = torch.cat(parts)
-        logits = logits[-kept:]
-        if not len(tokens):
-            return probabilities(logits)
-        chosen = torch.tensor(tokens, device=model.device)[:, None]
-        return torch.log_softmax(at_least_float(logits), dim=-1).gather(-1, chosen)[:, 0]
+    def _pass(self, model: PreTrainedModel, text: list[int], kept: int, beside: Sequence[int] = ()) -> Tensor:
+        """Logits `(kept, vocab)` after the last tokens of `text`, in one pass, alone or `beside` another row."""
+        ids = torch.tensor([text, beside] if beside else [text], device=model.device)
+        return at_least_float(model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0, -kept:])
 
-    def _refusal(self, mean: float, pieces: float, off: Tensor, known: int, where: str) -> str:
-        begin = int((off > ROUNDINGS * pieces + ROUNDING).int().argmax())
-        return (
-            f"{type(self.model).__name__} was decoded from wrong distributions {where}: they differ by {mean:.2g} in "
-            f"total variation from those of its own forward pass, beginning {begin} tokens after a prompt of {known}, "
-            f"and those of its forward pass in pieces by {pieces:.2g}; no tokens are returned"
-        )
+    def _in_pieces(self, text: list[int], kept: int) -> Tensor:
+        """The same, in pieces with a cache of transformers, each as wide as a step at least."""
+        ids, name = torch.tensor([text], device=self.model.device), cache_argument(self.model)
+        each = max(self.gamma + 1, -(-kept // PIECES))
+        parts, cache, begin = [], None, 0
+        for end in [*range(len(text) - kept, len(text), each), len(text)]:
+            if end > begin:
+                output = self.model(input_ids=ids[:, begin:end], use_cache=True, **{name: cache})
+                cache, begin = output.get(name), end
+                parts.append(at_least_float(output.logits[0, -kept:]))
+        return torch.cat(parts)[-kept:]
 
 
-def differences(there: Tensor, alone: Tensor, tokens: Sequence[int] = ()) -> Tensor:
-    """Total variations `(places,)` of distributions, or estimates from the log-probabilities of `tokens`.
+class Comparison:
+    """Which prompts of one call are compared, and when.
 
-    An estimate is half of |1 - alone / there|, at most 1. If `there` is a sum of log-probabilities,
-    means are compared.
+    In a new batch, in a call with more rows than before, or of a model that gives other numbers: the
+    first step and the completion of the shortest and of the longest prompt, or of two if all are
+    equally long. In every call: the first prompt that takes over a row, and the longest sequence if
+    none as long was compared.
     """
-    if not len(tokens):
-        return total_variation(there.to(alone.device), alone)
-    there, alone = there.to(alone.device).double(), alone.double()
+
+    def __init__(self, check: Check, prompts: Sequence[Sequence[int]], rows: int, max_new_tokens: int) -> None:
+        self.check, self.prompts, self.rows, self.max_new_tokens = check, prompts, rows, max_new_tokens
+        self.longest, lengths = check.longest, list(map(len, prompts))
+        self.is_new = rows > check.rows
+        last = len(lengths) - 1
+        self.chosen = {lengths.index(min(lengths)), last - lengths[::-1].index(max(lengths))} if self.is_new else set()
+        if rows < len(prompts):
+            self.chosen.add(rows)
+
+    def first_step(self, batch: Batch, prompt_of: Mapping[int, int]) -> None:
+        """Compare the first step of a call; row `row` has prompt number `prompt_of[row]`."""
+        if not self.is_new:
+            return
+        assert batch.last is not None
+        draft_tokens, logits = batch.last
+        for row, prompt in prompt_of.items():
+            if prompt in self.chosen:
+                drafted = draft_tokens[row].clamp_max(batch.vocab - 1).tolist()
+                most = self.max_new_tokens - 1
+                self.check.first_step(self.prompts[prompt], drafted, logits[row], batch.parents, most)
+
+    def completions(self, completed: Mapping[int, CompletedRow]) -> None:
+        """Compare some of the completions, given by the numbers of their prompts."""
+        lengths = {prompt: len(self.prompts[prompt]) + len(row.tokens) for prompt, row in completed.items()}
+        longest = max(lengths, key=lambda prompt: lengths[prompt])
+        for prompt, row in completed.items():
+            if prompt in self.chosen or (prompt == longest and lengths[prompt] > self.longest):
+                assert row.log_probs is not None
+                self.check.completion(self.prompts[prompt], row.tokens, row.log_probs)
+        self.longest = max(self.longest, lengths[longest])
+
+    def passed(self) -> None:
+        """Remember what was compared; only at the end, because a call that ended in an error may be repeated."""
+        self.check.longest, self.check.rows = self.longest, max(self.check.rows, self.rows)
+
+
+def differences(there: Tensor, logits: Tensor, tokens: Tensor | None = None) -> Tensor:
+    """Total variations `(places,)` of distributions `there` from those of `logits` `(places, vocab)`.
+
+    With `tokens` `(places,)`, `there` has their log-probabilities, and estimates are returned: half
+    of |1 - alone / there|, at most 1, whose mean is the total variation if tokens were sampled from
+    `there`. If `there` is a sum of log-probabilities, means are compared.
+    """
+    if tokens is None or not len(tokens):
+        return total_variation(there.to(logits.device), probabilities(logits))
+    there, alone = there.to(logits.device).double(), log_probs_of(tokens, logits).double()
     if len(there) < len(alone):
         there, alone = there / len(alone), alone.mean(dim=0, keepdim=True)
     return ((alone - there).exp() - 1).abs().clamp_max(2) / 2
@@ -184,8 +331,8 @@ def probabilities(logits: Tensor) -> Tensor:
     return torch.softmax(at_least_float(logits), dim=-1)
 
 
-def at_least_float(logits: Tensor) -> Tensor:
-    return logits if logits.dtype == torch.float64 else logits.float()
+def log_probs_of(tokens: Tensor, logits: Tensor) -> Tensor:
+    return torch.log_softmax(at_least_float(logits), dim=-1).gather(-1, tokens[:, None])[:, 0]
 
 
 def rounding(dtype: torch.dtype) -> float:
@@ -199,40 +346,11 @@ def copy_fits(model: PreTrainedModel) -> bool:
     return bool(2 * model.num_parameters() * torch.float32.itemsize < free_memory(model.device))
 
 
-def require_agreement(model: PreTrainedModel, modules: PreTrainedModel, slots: int, tree: bool = False) -> None:
-    """Raise `TypeError` if `modules` in the loop have other distributions over a few tokens than `model` alone."""
-    limit = context_limit(model) or 2 * HALF
-    length = 2 * max(min(HALF, limit // 2), 1)
-    for kind in ("chain", "tree") if tree else ("chain",):
-        found, allowed = difference_from_itself(model, modules, max(slots, length + HALF), kind, length)
-        if found > allowed:
-            raise TypeError(
-                f"{type(model).__name__} would be decoded from wrong distributions: in the loop's cache, over a {kind} "
-                f"at {length} tokens, they differ by {found:.2g} in total variation from those of its own forward "
-                f"pass, and rounding gives {allowed:.0e} at most. It may let a token see those after it (a decoder "
-                "needs is_decoder=True), count positions from another number than 0, or make a mask or window of its "
-                "own from the length of the cache"
-            )
-
-
-def difference_from_itself(
-    model: PreTrainedModel, modules: PreTrainedModel, slots: int, kind: str, length: int
-) -> Difference:
-    """The difference over a "chain" or "tree" at the end of `length` tokens."""
-    tokens = probe_tokens(model, length)
-    half = min(HALF, length // 2)
-    with torch.inference_mode(), failing_clearly(model):
-        there, alone = KINDS[kind](modules, model, tokens, half, slots)
-        size = float(total_variation(probabilities(there), probabilities(alone)).mean())
-    if not size > ROUNDING or torch.finfo(model.dtype).bits > 16:
-        return Difference(size, ROUNDING)
-    if not copy_fits(model):
-        return Difference(size, rounding(model.dtype))
-    in_float = copy.deepcopy(model).float()
-    return difference_from_itself(in_float, in_float, slots, kind, length)
-
-
-def probe_tokens(model: PreTrainedModel, length: int) -> Tensor:
+def probe_tokens(model: PreTrainedModel, length: int | None = None) -> Tensor:
+    """Two different rows of `length` tokens that mean nothing special, by default those of the probe."""
+    if length is None:
+        limit = context_limit(model) or 2 * HALF
+        length = 2 * max(min(HALF, limit // 2), 1)
     settings = model.config.to_dict() | model.config.get_text_config().to_dict()
     named = {number for name, number in settings.items() if name.endswith(("_token_id", "_token_index"))
              and isinstance(number, int)}  # fmt: skip
@@ -258,31 +376,35 @@ def failing_clearly(model: PreTrainedModel) -> Iterator[None]:
         ) from error
 
 
+Places = list[tuple[list[int], int, Tensor]]  # texts, how many of their tokens are known before, and logits from there
+
+
+def _distributions_of_row(run: Callable[[PreTrainedModel], Places], number: int, modules: PreTrainedModel) -> Tensor:
+    return probabilities(run(modules)[number][2])
+
+
 def _seeing_all(modules: PreTrainedModel, slots: int) -> CachedModel:
     runner = CachedModel(modules, slots)
     runner.cache.shortens = False
     return runner
 
 
-def _chain(
-    modules: PreTrainedModel, model: PreTrainedModel, tokens: Tensor, half: int, slots: int
-) -> tuple[Tensor, Tensor]:
+def _chain(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> Places:
+    """Two rows of different lengths, whose last `half` tokens are in one pass."""
     before = tokens.shape[1] - half
     lengths = torch.tensor([before + 1, max(before - 1, 1)], device=tokens.device)
     at = lengths[:, None] - 1 + torch.arange(half, device=tokens.device)
     runner = _seeing_all(modules, max(slots, tokens.shape[1]))
     beyond = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
     prefill(runner, tokens.masked_fill(beyond, int(tokens[0, 0])), lengths)
-    there = runner.run(tokens.gather(1, at), at, keep=half)
-    return there, _alone(model, tokens).take_along_dim(at[..., None], dim=1)
+    logits = runner.run(tokens.gather(1, at), at, keep=half)
+    known = lengths.tolist()
+    return [(tokens[row, : known[row] + half - 1].tolist(), known[row], logits[row]) for row in range(2)]
 
 
-def _tree(
-    modules: PreTrainedModel, model: PreTrainedModel, tokens: Tensor, half: int, slots: int
-) -> tuple[Tensor, Tensor]:
+def _tree(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> Places:
+    """One row with two branches."""
     before = tokens.shape[1] - half
-    tokens = tokens.clone()
-    tokens[1, :before] = tokens[0, :before]
     branch = [*range(-1, half - 1)]
     tree = TokenTree([*branch, *[-1 if parent < 0 else parent + half for parent in branch]], tokens.device)
     runner = _seeing_all(modules, max(slots, before + 2 * half))
@@ -290,12 +412,9 @@ def _tree(
     prefill(runner, tokens[:1], first + 1)
     entries = torch.cat([tokens[:1, before - 1 :], tokens[1:, before:]], dim=1)
     positions, visible = tree.positions(first), tree.visible(first, runner.capacity)
-    there = runner.run(entries, tree.slots(first), keep=2 * half, positions=positions, visible=visible)
-    return there.reshape(2, half, -1), _alone(model, tokens)[:, before:]
-
-
-KINDS = {"chain": _chain, "tree": _tree}
-
-
-def _alone(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    return model(input_ids=tokens, use_cache=False).logits  # type: ignore[no-any-return]
+    logits = runner.run(entries, tree.slots(first), keep=2 * half + 1, positions=positions, visible=visible)[0]
+    root = tokens[0, :before].tolist()
+    return [
+        ([*root, *tokens[row, before:].tolist()], before, logits[[0, *range(1 + row * half, 1 + (row + 1) * half)]])
+        for row in range(2)
+    ]

@@ -12,11 +12,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from specnb.cache import CachedModel, prefill, slots_to_read
+from specnb.cache import CachedModel, LengthBound, prefill, slots_for
 from specnb.fast import Captured, Compile, PrivateModel
 from specnb.loading import Pair
 from specnb.record import now
-from specnb.sampler import slots_for
 from specnb.statistics import Estimate, Job, ratio_of_medians, time_round
 from specnb.support import vocabulary
 
@@ -140,7 +139,10 @@ class CostMeter:
         prefill(cached, tokens, torch.full((len(tokens),), context + 1, device=tokens.device))
         newest = tokens[:, context : context + n].contiguous()
         slots = torch.arange(context, context + n, device=tokens.device).repeat(len(tokens), 1)
-        seen = cached.cache.least(slots, known=slots_to_read(context + n, tokens.shape[1]))
+        bound = LengthBound(tokens.shape[1], n)
+        bound.enter([context])
+        bound.step()
+        seen = cached.cache.least(slots, bound=bound)
         if private.compiled is not None:
             private.compiled.widths |= {n}
 

@@ -72,7 +72,7 @@ def standardise(
     >>> standardise(torch.tensor([2.0, 1.0, 0.0]), Sampling(top_k=2)).round(decimals=2)
     tensor([0.7300, 0.2700, 0.0000])
     """
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    logits = at_least_float(logits)
     if check:
         _require_finite_maximum(logits)
     if sampling.temperature == 0:
@@ -91,6 +91,10 @@ def standardise(
         least = float(sampling.min_p) * probs.amax(dim=-1, keepdim=True)
         probs = normalise(probs.where(probs >= least, 0.0))
     return probs
+
+
+def at_least_float(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def _require_finite_maximum(logits: Float[Tensor, "*batch vocab"]) -> None:

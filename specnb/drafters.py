@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specnb.arguments import require_number, shown
-from specnb.cache import CachedModel, prefill
+from specnb.cache import CachedModel, LengthBound, prefill
 from specnb.distributions import Sampling, sample, standardise
 from specnb.fast import Compile, PrivateModel
 from specnb.rules import Outcome
@@ -39,15 +39,14 @@ class Context(NamedTuple):
     hidden_states : (rows, slots, width)
         The target's hidden states at each token but the newest; None unless the drafter names
         `hidden_layers`.
-    seen
-        Slots in which the tokens of the step lie, as the host knows without waiting; None if it
-        does not.
+    bound
+        What the host knows of the rows' lengths, for a drafter with a cache on a GPU.
     """
 
     tokens: Tensor
     lengths: Tensor
     hidden_states: Tensor | None = None
-    seen: int | None = None
+    bound: LengthBound | None = None
 
     @property
     def newest(self) -> Tensor:
@@ -296,7 +295,7 @@ class ModelDrafter(ChainDrafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         newest, slots = self._newest(context.tokens, context.lengths, NEWEST)
-        seen = self.runner.cache.least(context.lengths + uniforms.shape[1] - 1, known=context.seen)
+        seen = self.runner.cache.least(context.lengths + uniforms.shape[1] - 1, bound=context.bound)
         draft_tokens, distributions = [], []
         for uniform in uniforms.unbind(dim=1):
             distributions.append(self._after(newest, slots, seen))
@@ -306,7 +305,7 @@ class ModelDrafter(ChainDrafter):
 
     def distribution(self, context: Context, position: int) -> Tensor:
         newest, slots = self._newest(context.tokens, context.lengths, 1 if position else NEWEST)
-        return self._after(newest, slots, self.runner.cache.least(slots, known=context.seen))
+        return self._after(newest, slots, self.runner.cache.least(slots, bound=context.bound))
 
     def _newest(self, tokens: Tensor, lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
         back = torch.arange(count, 0, -1, device=lengths.device)
@@ -406,7 +405,7 @@ class TreeDrafter(ModelDrafter):
         root = context.lengths - 1
         slots, positions = self.tree.slots(root), self.tree.positions(root)
         visible = self.tree.visible(root, self.runner.capacity)
-        seen = self.runner.cache.least(slots, visible, known=context.seen)
+        seen = self.runner.cache.least(slots, visible, bound=context.bound)
         # A leaf that was accepted in the last step is not in the cache, so the first pass has two tokens.
         last_two = torch.stack([context.lengths - 2, context.lengths - 1], dim=1).clamp_min(0)
         logits = self.runner.run(context.tokens.gather(1, last_two), last_two, keep=1, seen=seen)

@@ -11,7 +11,7 @@ import copy
 import sysconfig
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -101,11 +101,11 @@ class PrivateModel:
             self.compiled = CompiledLayers.of(self.modules)
             if self.compiled is None and compile is True:
                 raise TypeError(f"compile=True finds no layers of one kind in {type(model).__name__}; leave it out")
-        self.checksum = _checksum(self.packed)
+        self.checksum = checksum(_sources(self.packed))
 
     def require_unchanged(self) -> None:
         """Raise `RuntimeError` if weights were replaced, or changed where there are packed copies."""
-        if weights_of(self.model) != self.weights or _checksum(self.packed) != self.checksum:
+        if weights_of(self.model) != self.weights or checksum(_sources(self.packed)) != self.checksum:
             raise RuntimeError(
                 f"the weights of {type(self.model).__name__} were changed after this sampler was made: make another one"
             )
@@ -120,7 +120,13 @@ def shared_copy(model: Module) -> Module:
             memo[id(tensor)] = tensor
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             memo[id(hook)] = hook
-    return copy.deepcopy(model, memo)
+    try:
+        return copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError, NotImplementedError) as error:
+        raise TypeError(
+            f"{type(model).__name__} cannot be copied ({error}), and a sampler runs a copy of its modules that shares "
+            "the weights: take the attribute that cannot be copied, such as a lock or an open file, off the model"
+        ) from error
 
 
 def without_hooks(layer: nn.Module) -> nn.Module:
@@ -147,18 +153,17 @@ def weights_of(model: nn.Module) -> dict[str, tuple[Any, ...]]:
     return {name: (id(each), each.data_ptr(), each.shape, each.dtype) for name, each in named}
 
 
-def looks_of(model: PreTrainedModel) -> list[Any]:
-    """What a forward pass may depend on beside the weights: modules, their attributes and hooks, the configuration."""
-    return [*_kind(model), model.config.to_dict()]
-
-
-def _checksum(packed: Sequence[PackedLinear]) -> int:
+def checksum(tensors: Iterable[Tensor | None]) -> int:
     seen = xxhash.xxh3_64()
-    for layer in packed:
-        for tensor in (layer.weight, layer.bias):
-            if tensor is not None:
-                seen.update(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    for tensor in tensors:
+        if tensor is not None:
+            seen.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return seen.intdigest()
+
+
+def _sources(packed: Sequence[PackedLinear]) -> Iterator[Tensor | None]:
+    for layer in packed:
+        yield from (layer.weight, layer.bias)
 
 
 def _gains_from_compiling(model: PreTrainedModel) -> bool:

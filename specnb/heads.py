@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 from transformers import PreTrainedModel
 
-from specnb.cache import RaggedCache
+from specnb.cache import LengthBound, RaggedCache
 from specnb.distributions import Sampling, sample, standardise
 from specnb.drafters import Context, Drafter, Proposal, padded, require_own_batch
 from specnb.fast import Compile, pack, shared_copy
@@ -211,7 +211,7 @@ class AttentionDrafter(HeadDrafter):
     """
 
     cache: RaggedCache
-    known: int | None = None  # slots that the host knows to be enough
+    bound: LengthBound | None = None
 
     def __init__(
         self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: Compile = False,
@@ -234,14 +234,14 @@ class AttentionDrafter(HeadDrafter):
             states: Any = context.hidden_states
             context = Context(context.tokens[rows], context.lengths[rows], states[rows])
         slots = torch.arange(int(context.lengths.max()), device=context.lengths.device)
-        self.known = None
+        self.bound = None
         self._enter(context, slots.expand(len(context.lengths), -1), rows)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         # After full acceptance the newest `drafted` + 1 tokens are to be computed with the target's states;
         # in a row of fewer tokens the first one is computed several times.
         back = torch.arange(-1 - drafted, 0, device=context.lengths.device)
-        self.known = context.seen
+        self.bound = context.bound
         return self._enter(context, (context.lengths[:, None] + back).clamp_min(0))[:, -1]
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
@@ -255,7 +255,7 @@ class AttentionDrafter(HeadDrafter):
         return self._read(state, context.tokens.gather(1, slots), slots, rows)
 
     def _read(self, state: Tensor, tokens: Tensor, slots: Tensor, rows: Tensor | None = None) -> Tensor:
-        self.cache.write_at(slots, rows, self.cache.least(slots, known=self.known))
+        self.cache.write_at(slots, rows, self.cache.least(slots, bound=self.bound))
         bias = self.head.bias(slots[..., None] - torch.arange(self.cache.seen, device=slots.device))
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -17,11 +17,11 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.arguments import named_settings, require_whole, shown
-from specnb.cache import LEAST_SLOTS
-from specnb.check import Check, require_agreement
+from specnb.cache import LEAST_SLOTS, slots_for
+from specnb.check import Check, Comparison
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
-from specnb.fast import Compile, PrivateModel, has_code_of_its_own, looks_of
+from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
 from specnb.prompts import Prompts, Tokens, as_list, padding_tokens, require_tokens, token_lists
@@ -69,9 +69,10 @@ class Sampler:
 
     A sampler belongs to one thread; several samplers of one model may run in several threads. The
     models are never changed. If their weights are replaced, or changed where the sampler has
-    copies, a call raises `RuntimeError`. Changes of hooks, attributes and the configuration are not
-    seen: the next call is compared with the model again, and raises `TypeError` if it differs. To see
-    such changes, make another sampler.
+    copies, a call raises `RuntimeError`. Whatever else is changed later, in the model or in code that
+    it runs, need not reach the sampler: if it shows in what the model, or a step, makes of a few
+    tokens, the call is compared with the model again, and raises `TypeError` if it differs; what
+    changes only other tokens or longer sequences escapes. Make another sampler after such changes.
 
     Parameters
     ----------
@@ -96,8 +97,9 @@ class Sampler:
     check
         Compare the loop with the model's own forward passes (`specnb.check`). For a new batch: a
         few tokens before the first step, the first step, and the completions of the shortest and
-        the longest prompt. In every call: the first refilled row, and sequences longer than any
-        compared before. A call with more rows than before is compared like a new batch.
+        the longest prompt. In every call: what the model and a step make of a few tokens with what
+        they made before, the first refilled row, and sequences longer than any compared before. A
+        call with more rows than before is compared like a new batch.
     tokenizer
         With one, prompts may be texts, and completions have texts.
     rows, slots
@@ -164,10 +166,7 @@ class Sampler:
         self.captures = target.device.type == "cuda" and compile is not False and not has_code_of_its_own(target)
         self.private = PrivateModel(target, compile)
         # A batch class of the user's is not compared with the model, because known bugs are such classes.
-        self.check = Check(target, self.gamma) if check and self.hooks.batch_class is None else None
-        # Rows, and tokens of the longest sequence, that were compared; 0 for a new batch.
-        self.rows_compared = self.longest_compared = 0
-        self.looks = looks_of(target)  # hooks, attributes and configuration of the model, when it was compared
+        self.check = Check(target, self.gamma, sampling) if check and self.hooks.batch_class is None else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and name in vars(self):
@@ -249,9 +248,9 @@ class Sampler:
                 "single rows (can_refill is False); leave batch_size out"
             )
         self.private.require_unchanged()
-        if self.check is not None and self.looks != (looks := looks_of(self.target)):
-            self.rows_compared, self.longest_compared, self.looks = 0, 0, looks
         batch = self._batch(rows, longest, max_new_tokens, len(eos))
+        if self.check is not None:
+            self.check.begin(batch)
         batch.clear(eos)
         generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
         texts = None if self.tokenizer is None else self.tokenizer.batch_decode(generation.tokens)
@@ -285,10 +284,10 @@ class Sampler:
         require_memory(setup)
         if self.check is not None:
             tree = self.drafter is not None and self.drafter.parents is not None
-            require_agreement(self.target, self.private.modules, slots, tree)
+            self.check.new_batch(self.private.modules, slots, tree)
         batch = (self.hooks.batch_class or Batch)(setup)
         self._prepare(batch)
-        self.batch, self.rows_compared, self.longest_compared = batch, 0, 0
+        self.batch = batch
         return batch
 
     def _prepare(self, batch: Batch) -> None:
@@ -314,7 +313,7 @@ class Sampler:
 
 
 class _Call:
-    """One call of `Sampler.generate`: which prompt has which row, and which completions are to be compared."""
+    """One call of `Sampler.generate`: which prompt has which row."""
 
     def __init__(
         self, sampler: Sampler, batch: Batch, prompts: list[list[int]], numbers: Sequence[int], rows: int,
@@ -325,13 +324,7 @@ class _Call:
         self.ended: dict[int, CompletedRow] = {}
         self.entered = 0  # prompts that have, or had, a row
         self.prompt_of: dict[int, int] = {}
-        lengths = list(map(len, prompts))
-        self.longest_compared = sampler.longest_compared
-        self.rows = rows
-        self.is_new = sampler.check is not None and rows > sampler.rows_compared
-        self.to_compare = {lengths.index(min(lengths)), lengths.index(max(lengths))} if self.is_new else set[int]()
-        if rows < len(prompts):
-            self.to_compare.add(rows)  # the first to take over a row
+        self.comparison = None if sampler.check is None else Comparison(sampler.check, prompts, rows, max_new_tokens)
         self._enter(list(range(rows)))
 
     def run(self, progress: bool) -> Generation:
@@ -350,13 +343,13 @@ class _Call:
                 else:
                     batch.step()
                     status = reader.read()
-                if self.is_new and step == 0:
-                    self._compare_step()
+                if self.comparison is not None and step == 0:
+                    self.comparison.first_step(batch, self.prompt_of)
                 if status is None:
                     continue
                 self._require_proper(status)
                 if not batch.on_host:  # a pass on a CPU looks at the slots themselves
-                    batch.longest = min(batch.longest, self._longest(status))
+                    batch.bound.hear(self._lengths(status))
                 waiting = (len(self.prompts) - self.entered) * self.max_new_tokens
                 bar.update(max(expected - sum(status) - waiting - bar.n, 0))
                 if entered := self._replace(status):
@@ -364,29 +357,16 @@ class _Call:
                 elif not any(status):
                     break
         self._collect(list(self.prompt_of))
-        # Only now, because a call that ended in an error may be repeated.
-        self.sampler.longest_compared = self.longest_compared
-        self.sampler.rows_compared = max(self.sampler.rows_compared, self.rows)
+        if self.comparison is not None:
+            self.comparison.passed()
         rows = [self.ended[number] for number in range(len(self.prompts))]
         probs = [row.probs for row in rows if row.probs is not None]
         return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
 
-    def _longest(self, status: Sequence[int]) -> int:
-        """An upper bound on the tokens of any row: a step more than `status` says, which may be one step old."""
+    def _lengths(self, status: Sequence[int]) -> list[int]:
+        """Tokens of each row that goes on, as `status` says, which may be one step old."""
         going = {row: number for row, number in self.prompt_of.items() if status[row] > IDLE}
-        lengths = [len(self.prompts[number]) + self.max_new_tokens - status[row] for row, number in going.items()]
-        return max(lengths, default=1) + self.sampler.gamma + 1
-
-    def _compare_step(self) -> None:
-        assert self.sampler.check is not None
-        assert self.batch.last is not None
-        draft_tokens, logits = self.batch.last
-        for row, number in self.prompt_of.items():
-            if number in self.to_compare:
-                drafted = draft_tokens[row].clamp_max(self.batch.vocab - 1).tolist()
-                self.sampler.check.first_step(
-                    self.prompts[number], drafted, logits[row], self.batch.parents, self.max_new_tokens - 1
-                )
+        return [len(self.prompts[number]) + self.max_new_tokens - status[row] for row, number in going.items()]
 
     def _replace(self, status: Sequence[int]) -> list[int]:
         """Give waiting prompts the rows that have ended; return these rows."""
@@ -405,19 +385,11 @@ class _Call:
         self.batch.enter(rows, [self.prompts[at] for at in entering], uniforms, self.max_new_tokens)
 
     def _collect(self, rows: list[int]) -> None:
-        """Take the completions of `rows`, and compare some of them with the model."""
         numbers = [self.prompt_of.pop(row) for row in rows]
-        self.ended.update(zip(numbers, self.batch.state.completed_rows(rows), strict=True))
-        if self.sampler.check is None or not rows:
-            return
-        lengths = {number: len(self.prompts[number]) + len(self.ended[number].tokens) for number in numbers}
-        longest = max(numbers, key=lambda number: lengths[number])
-        for number in numbers:
-            if number in self.to_compare or (number == longest and lengths[number] > self.longest_compared):
-                completed = self.ended[number]
-                assert completed.log_probs is not None
-                self.sampler.check.completion(self.prompts[number], completed.tokens, completed.log_probs)
-        self.longest_compared = max(self.longest_compared, lengths[longest])
+        completed = dict(zip(numbers, self.batch.state.completed_rows(rows), strict=True))
+        self.ended.update(completed)
+        if self.comparison is not None and completed:
+            self.comparison.completions(completed)
 
     def _require_proper(self, status: Sequence[int]) -> None:
         """Raise `FloatingPointError` if a token rests on NaN, `ValueError` if a proposal was invalid."""
@@ -477,11 +449,6 @@ def generate(
     return sampler.generate(
         prompts, max_new_tokens=max_new_tokens, eos=eos, seed=seed, batch_size=batch_size, numbers=numbers
     )
-
-
-def slots_for(prompt: int, new_tokens: int, gamma: int) -> int:
-    """Cache slots of a row, with room for the draft tokens of the last step."""
-    return prompt + new_tokens + gamma + 1
 
 
 def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:

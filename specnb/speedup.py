@@ -105,7 +105,7 @@ def measure_speedup(
     (3, 2)
     """
     samplers = [
-        Sampler(target, draft, gamma=width, sampling=sampling, compile=compile, check=False, progress=progress)
+        Sampler(target, draft, gamma=width, sampling=sampling, compile=compile, progress=progress)
         for width in (0, gamma)
     ]
     lists = samplers[0].token_lists(prompts)

@@ -18,9 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from specnb.cache import CachedModel, cache_bytes, decoder_config, free_memory, prefill, readable, slots_to_read
-from specnb.check import at_least_float
-from specnb.distributions import Sampling, Uniforms, overlap, standardise, uniforms
+from specnb.cache import CachedModel, LengthBound, cache_bytes, decoder_config, free_memory, prefill, readable
+from specnb.distributions import Sampling, Uniforms, at_least_float, overlap, standardise, uniforms
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
 from specnb.fast import Captured
 from specnb.record import CompletedRow, now
@@ -231,12 +230,11 @@ class Batch:
         self.widths = (fewest, setup.gamma) if self.cuts else (setup.gamma,)
         self.width = setup.gamma
         self.draft: Callable[..., Proposal] = self.propose
-        self.target: Callable[..., Tensor] = self.run_target
+        self.target_pass: Callable[..., Tensor] = self.run_target
         self.rest: Callable[..., Outcome] = self.verify_and_emit
         self.graph: Captured | None = None
         self.last: tuple[Tensor, Tensor] | None = None
-        # A step on a GPU reads slots that hold the longest row, whose length the host bounds.
-        self.seen, self.longest = setup.slots, 1
+        self.bound = LengthBound(setup.slots, setup.gamma)
         self.begins = True  # whether the next rows are the first of a call
 
     def clear(self, eos: Sequence[int]) -> None:
@@ -247,7 +245,8 @@ class Batch:
         # Rows without a prompt are evaluated, too, so they need a token.
         self.state.tokens.zero_()
         self.state.lengths.fill_(1)
-        self.begins, self.longest = True, 1
+        self.begins = True
+        self.bound.begin()
         self.state.eos.copy_(torch.tensor([*eos, *[-1] * (len(self.state.eos) - len(eos))], dtype=torch.int64))
 
     def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
@@ -255,7 +254,7 @@ class Batch:
         state = self.state
         index = torch.tensor(rows, device=state.tokens.device)
         state.enter(index, prompts, uniforms, max_new_tokens)
-        self.longest = max(self.longest, *map(len, prompts))
+        self.bound.enter(map(len, prompts))
         some = None if len(rows) == len(state.rows) else index
         self.runner.cache.finite = False  # NaN of a prompt reaches every token
         prefill(self.runner, state.tokens, state.lengths, some)
@@ -272,23 +271,22 @@ class Batch:
 
     @property
     def context(self) -> Context:
-        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states, self.seen)
+        return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states, self.bound)
 
     def step(self, mark: Callable[[str], None] | None = None) -> None:
         """Draft, verify, emit, for every row; `mark` is called with the name of each part as it ends."""
-        self.seen = slots_to_read(self.longest + self.state.gamma, self.setup.slots)
-        self.longest += self.state.gamma + 1
+        self.bound.step()
         self.last = self.graph() if self.graph is not None and mark is None else self.in_parts(mark)
 
     def in_parts(self, mark: Callable[[str], None] | None = None) -> tuple[Tensor, Tensor]:
         mark, going = mark or (lambda part: None), self.state.remaining > IDLE
         draft_tokens, q = self.draft(self.state.step_uniforms[:, : self.state.gamma])
         mark("draft")
-        logits = self.target(draft_tokens)
+        logits = self.target_pass(draft_tokens)
         if self.on_host and not self.runner.cache.finite and bool((logits[..., 0].isnan().any(1) & going).any()):
             # The NaN of a draft token, which may be rejected, has reached the tokens before it.
             self.runner.cache.finite = True
-            logits = self.target(draft_tokens)
+            logits = self.target_pass(draft_tokens)
         mark("target")
         outcome = self.rest(logits, draft_tokens, q)
         if self.drafter is not None:
@@ -316,7 +314,7 @@ class Batch:
         slots = first[:, None] + self.state.offsets[: draft_tokens.shape[1] + 1]
         newest = self.state.tokens.gather(1, slots[:, :1])
         entries = torch.cat([newest, draft_tokens.clamp(0, self.vocab - 1)], dim=1)
-        keep, seen = entries.shape[1], self.runner.cache.least(slots, known=self.seen)
+        keep, seen = entries.shape[1], self.runner.cache.least(slots, bound=self.bound)
         if self.tree is None:
             return self.runner.run(entries, slots, keep=keep, seen=seen)
         positions, visible = self.tree.positions(first), self.tree.visible(first, seen)
@@ -393,11 +391,11 @@ class Batch:
     def capture(self, timed: bool) -> None:
         capturable = self.drafter is None or self.drafter.capturable
         if capturable and not timed:
-            self.graph = Captured(self.in_parts, lambda: self.seen)
+            self.graph = Captured(self.in_parts, lambda: self.bound.seen)
         else:
             if capturable and self.drafter is not None:
-                self.draft = Captured(self.draft, lambda: self.seen)
-            self.target, self.rest = Captured(self.target, lambda: self.seen), Captured(self.rest)
+                self.draft = Captured(self.draft, lambda: self.bound.seen)
+            self.target_pass, self.rest = Captured(self.target_pass, lambda: self.bound.seen), Captured(self.rest)
 
     def warm_up(self) -> None:
         """Make steps on meaningless sequences, which compile or capture."""
@@ -407,16 +405,32 @@ class Batch:
         self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1)
         if self.on_host:
             for width in self.widths:
-                self.target(torch.zeros(rows, width, dtype=torch.int64))
+                self.target_pass(torch.zeros(rows, width, dtype=torch.int64))
         for size in (self.setup.slots,) if self.on_host else readable(self.setup.slots):
-            self.longest = size - state.gamma
+            self.bound.begin()
+            self.bound.enter([size - state.gamma])
             self.step()
+
+    def probe(self, tokens: Tensor) -> Tensor:
+        """The target's logits of a step in rows that begin as `tokens` `(2, n)`; to be called before `clear`."""
+        state = self.state
+        length = 1 if state.gamma else tokens.shape[1]  # a token that sees no other would hide what attention does
+        wanted = torch.arange(length + state.gamma) % tokens.shape[1]
+        entries = tokens[(state.rows % len(tokens)).cpu()][:, wanted].to(state.tokens.device)
+        state.lengths.fill_(length)
+        state.tokens[:, :length] = entries[:, :length]
+        self.bound.begin()
+        self.bound.enter([length])
+        self.bound.step()
+        self.runner.cache.finite = False
+        prefill(self.runner, state.tokens, state.lengths)
+        return self.target_pass(entries[:, length:].contiguous())
 
     def seconds_of_a_pass(self) -> float:
         """The time that verifying gamma tokens of each row takes on a CPU; to be called after `warm_up`."""
         draft_tokens = torch.zeros(len(self.state.rows), self.state.gamma, dtype=torch.int64)
         begun = now(draft_tokens.device)
-        self.target(draft_tokens)
+        self.target_pass(draft_tokens)
         return now(draft_tokens.device) - begun
 
 

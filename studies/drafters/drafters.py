@@ -32,13 +32,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.cache import slots_for
 from specnb.distributions import Sampling, one_hot
 from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter, match_lengths
 from specnb.record import StepRecord
-from specnb.sampler import Hooks, Sampler, slots_for
+from specnb.sampler import Hooks, Sampler
 from specnb.statistics import Estimate, machine, ratio_of_medians, ratio_of_sums
 from studies import corpus, study
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
@@ -185,7 +186,7 @@ def _times(
     longest = max(map(len, prompts))
     samplers = {
         name: Sampler(
-            target, entry.make(sampling), gamma=entry.gamma, sampling=sampling, compile=False, check=False,
+            target, entry.make(sampling), gamma=entry.gamma, sampling=sampling, compile=False,
             slots=slots_for(longest, new_tokens, entry.gamma), hooks=Hooks(timed=True), progress=False,
         )
         for name, entry in entries.items()

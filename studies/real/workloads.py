@@ -25,13 +25,14 @@ import pandas as pd
 import torch
 from transformers import PreTrainedModel
 
+from specnb.cache import slots_for
 from specnb.cost import measure_costs
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.heads import FallbackDrafter
 from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
-from specnb.sampler import Hooks, Sampler, generate, slots_for
+from specnb.sampler import Hooks, Sampler, generate
 from studies.real import llama_cpp
 from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of
 from studies.speed.calls import Way, compared, way_of
@@ -73,7 +74,7 @@ def samplers_of(
         }
     return {
         name: Sampler(
-            target, drafter, gamma=gamma, sampling=sampling, compile=compile, check=False,
+            target, drafter, gamma=gamma, sampling=sampling, compile=compile,
             slots=slots_for(longest, new_tokens, gamma), progress=False,
         )
         for name, (drafter, gamma, compile) in chosen.items()

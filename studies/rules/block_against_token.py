@@ -28,11 +28,12 @@ import pandas as pd
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from specnb.cache import slots_for
 from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
 from specnb.record import Generation
 from specnb.rules import Rule, block_verification, token_verification
-from specnb.sampler import Sampler, slots_for
+from specnb.sampler import Sampler
 from specnb.statistics import over_rows, ratio_of_sums
 from studies import study
 from studies.speed.pairs import prompts_of
@@ -88,9 +89,7 @@ def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.Data
 def _samplers(pair: Pair, sampling: Sampling, slots: int) -> dict[str, Sampler]:
     """One for each rule. Nothing is compared: that would be in the times."""
     return {
-        name: Sampler(
-            pair.target, pair.draft, gamma=GAMMA, sampling=sampling, rule=rule, check=False, slots=slots, progress=False
-        )
+        name: Sampler(pair.target, pair.draft, gamma=GAMMA, sampling=sampling, rule=rule, slots=slots, progress=False)
         for name, rule in RULES.items()
     }
 

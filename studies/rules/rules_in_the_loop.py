@@ -104,7 +104,7 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     costs = measure_costs(pair, context=context, slots=slots, lengths=lengths, repetitions=3 * timed, compile="auto",
         progress=False,
     )  # fmt: skip
-    samplers = [sampler_of(pair, sampling, method, check=False) for method in chosen.values()]
+    samplers = [sampler_of(pair, sampling, method) for method in chosen.values()]
     times = timed_in_turn(
         lambda sampler, prompt, _: sampler.generate([prompt], max_new_tokens=timed_tokens, seed=SEED), samplers, timing
     )
@@ -134,16 +134,14 @@ def step_cost(method: Method, costs: Costs) -> float:
     return float(costs.verify_cost(method.gamma + 1)) + (DEPTH * costs.cost_ratio.value if method.gamma else 0.0)
 
 
-def sampler_of(pair: Pair, sampling: Sampling, method: Method, check: bool = True) -> Sampler:
+def sampler_of(pair: Pair, sampling: Sampling, method: Method) -> Sampler:
     """A sampler that decodes by `method`."""
     drafter: Drafter | None = None
     if method.rule is not None and method.parents is None:
         drafter = ModelDrafter(pair.draft, sampling, compile="auto")
     elif method.parents is not None:
         drafter = TreeDrafter(pair.draft, method.parents, sampling, method.scheme, compile="auto")
-    return Sampler(
-        pair.target, drafter, gamma=method.gamma, sampling=sampling, rule=method.rule, check=check, progress=False
-    )
+    return Sampler(pair.target, drafter, gamma=method.gamma, sampling=sampling, rule=method.rule, progress=False)
 
 
 def run_method(pair: Pair, sampling: Sampling, new_tokens: int, method: Method, prompts: list[list[int]]) -> Generation:

@@ -24,10 +24,10 @@ import torch
 from numpy.typing import NDArray
 from transformers import T5ForConditionalGeneration
 
+from specnb.cache import slots_for
 from specnb.cost import CostMeter, Costs
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.loading import Pair
-from specnb.sampler import slots_for
 from specnb.statistics import machine, over_rows, ratio_of_sums
 from specnb.theory import walltime_improvement
 from studies import study
@@ -93,7 +93,7 @@ def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int
     longest, eos = max(map(len, given)), target.config.eos_token_id
     slots = slots_for(longest + 1, most, max(GAMMAS))  # with the decoder's first token
     sampler = partial(
-        EncoderDecoderSampler, target, sampling=sampling, compile="auto", check=False, inputs=longest, slots=slots,
+        EncoderDecoderSampler, target, sampling=sampling, compile="auto", inputs=longest, slots=slots,
         progress=False,
     )  # fmt: skip
     chosen, ways = {NONE: 0}, {NONE: way_of(sampler(None, gamma=0), most, eos)}
@@ -104,7 +104,7 @@ def measure(item: str, prompts: int, chosen_on: int, repetitions: int, most: int
         chosen[of], ways[of] = int(best), tried[best]
     table = compared(ways, given[:prompts])[0].rename(columns={"way": "drafter"})
     table["gamma"] = list(chosen.values())
-    plain = EncoderDecoderSampler(target, None, gamma=0, sampling=sampling, check=False, progress=False)
+    plain = EncoderDecoderSampler(target, None, gamma=0, sampling=sampling, progress=False)
     answers = plain.generate(given[:prompts], max_new_tokens=most, eos=eos).tokens
     own = list(zip(given[:prompts], answers, strict=True))
     overlaps = betas(models, own, sampling)

@@ -38,12 +38,13 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from specnb.cache import slots_for
 from specnb.cost import Costs, measure_costs
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.loading import Pair
 from specnb.record import now
-from specnb.sampler import Hooks, Sampler, generate, slots_for
+from specnb.sampler import Hooks, Sampler, generate
 from specnb.statistics import machine
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
@@ -125,7 +126,7 @@ def own_ways(given: Setup, sampling: Sampling, rows: int, new_tokens: int, modes
 
     def way(drafter: Any, gamma: int, compile: Compile) -> Way:
         sampler = Sampler(
-            given.target, drafter, gamma=gamma, sampling=sampling, compile=compile, check=False, rows=rows,
+            given.target, drafter, gamma=gamma, sampling=sampling, compile=compile, rows=rows,
             slots=slots_for(longest, new_tokens, gamma), progress=False,
         )  # fmt: skip
         return way_of(sampler, new_tokens, given.eos, rows)
@@ -202,7 +203,7 @@ def parts(given: Setup, sampling: Sampling, new_tokens: int) -> Iterator[Line]:
     for mode, timed in product(modes, (True, False)):
         about: Line = {"way": f"{name} {gammas[0]}, {mode}", "rows": 1}
         sampler = Sampler(
-            given.target, make(sampling), gamma=gammas[0], sampling=sampling, compile=modes[mode], check=False,
+            given.target, make(sampling), gamma=gammas[0], sampling=sampling, compile=modes[mode],
             hooks=Hooks(timed=timed), progress=False,
         )  # fmt: skip
         call = partial(sampler.generate, given.prompts[:1], max_new_tokens=new_tokens)

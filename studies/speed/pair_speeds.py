@@ -15,12 +15,13 @@ from typing import Any
 import pandas as pd
 import torch
 
+from specnb.cache import slots_for
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter
 from specnb.fast import Compile
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import TRAINED_PAIR, Pair, load_model, load_pair
-from specnb.sampler import Sampler, slots_for
+from specnb.sampler import Sampler
 from specnb.statistics import machine
 from studies.drafters.heads import FeatureDrafter
 from studies.speed.calls import compared, fastest, way_of
@@ -51,9 +52,7 @@ def measure(item: str, prompts: int, chosen_on: int, prompt_tokens: int, new_tok
     for kind in PROMPTS["trained"]:
         given = prompts_of(pair, kind, prompts + chosen_on, prompt_tokens)
         slots = slots_for(max(map(len, given)), new_tokens, max(GAMMAS))
-        sampler = partial(
-            Sampler, pair.target, sampling=sampling, compile=compile, check=False, slots=slots, progress=False
-        )
+        sampler = partial(Sampler, pair.target, sampling=sampling, compile=compile, slots=slots, progress=False)
         chosen, ways = {}, {}
         for name, drafter in drafters_of(pair, sampling, compile).items():
             gammas = (0,) if drafter is None else (GAMMA,) if compiled else GAMMAS

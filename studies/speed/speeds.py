@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from specnb.cache import slots_for
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.loading import Pair
-from specnb.sampler import Hooks, Sampler, slots_for
+from specnb.sampler import Hooks, Sampler
 from specnb.statistics import Estimate, bootstrap, run_round
 
 Array = NDArray[np.float64]
@@ -82,7 +83,7 @@ def measure_speeds(
     longest = max(map(len, prompts))
     samplers = {
         gamma: Sampler(
-            pair.target, pair.draft, gamma=gamma, sampling=sampling, compile=compile, check=False,
+            pair.target, pair.draft, gamma=gamma, sampling=sampling, compile=compile,
             slots=slots_for(longest, max_new_tokens, gamma), hooks=Hooks(timed=True), progress=False,
         )
         for gamma in gammas

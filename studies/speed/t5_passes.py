@@ -56,7 +56,7 @@ def steps_of(gamma: int, new_tokens: int, draft: str = "base") -> int:
     """How many steps of gamma draft tokens the completion takes at temperature 0, in float64."""
     greedy, models = Sampling(temperature=0), [load(name).double() for name in (TARGET, draft)]
     drafter = EncoderDecoderDrafter(models[1], greedy) if gamma else None
-    sampler = EncoderDecoderSampler(models[0], drafter, gamma=gamma, sampling=greedy, check=False, progress=False)
+    sampler = EncoderDecoderSampler(models[0], drafter, gamma=gamma, sampling=greedy, progress=False)
     return int(sampler.generate([prompt_of()], max_new_tokens=new_tokens).record.target_passes[0])
 
 

@@ -36,12 +36,13 @@ from transformers import BatchEncoding, PreTrainedModel
 
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
+from specnb.cache import slots_for
 from specnb.distributions import Sampling
 from specnb.drafters import ModelDrafter, TreeDrafter
 from specnb.ngram import PromptLookupDrafter
 from specnb.record import PARTS
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
-from specnb.sampler import Hooks, Sampler, generate, slots_for
+from specnb.sampler import Hooks, Sampler, generate
 from specnb.speedup import recommend_gamma
 from specnb.step import Batch, Setup, require_memory
 from specnb.trees import distinct_children, independent_children, top_children

@@ -17,13 +17,14 @@ from tiny import llama, near_copy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb.cache import slots_for
 from specnb.distributions import Sampling, one_hot
 from specnb.drafters import Context, Drafter, Proposal, TreeDrafter
 from specnb.enumeration import step_distribution
 from specnb.fast import Captured
 from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome, Plan, PlannedRule, Rule
-from specnb.sampler import Sampler, generate, slots_for
+from specnb.sampler import Sampler, generate
 from specnb.step import Batch, Setup
 
 TARGET = llama(dtype=torch.float64)
@@ -44,8 +45,8 @@ def batch_of(drafter: Drafter | None) -> Batch:
     [
         (None, False, ["graph"]),
         (True, False, ["graph"]),
-        (True, True, ["draft", "target", "rest"]),
-        (False, False, ["target", "rest"]),
+        (True, True, ["draft", "target_pass", "rest"]),
+        (False, False, ["target_pass", "rest"]),
     ],
 )
 def test_a_whole_step_is_captured_unless_it_is_timed_or_drafts_cannot_be(
@@ -56,7 +57,7 @@ def test_a_whole_step_is_captured_unless_it_is_timed_or_drafts_cannot_be(
         drafter.capturable = bool(capturable)
     batch = batch_of(drafter)
     batch.capture(in_parts)
-    parts = ("graph", "draft", "target", "rest")
+    parts = ("graph", "draft", "target_pass", "rest")
     assert [part for part in parts if isinstance(getattr(batch, part), Captured)] == captured
 
 

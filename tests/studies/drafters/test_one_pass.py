@@ -13,9 +13,10 @@ from tiny import llama, next_distributions
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.cache import slots_for
 from specnb.distributions import Uniforms, overlap
 from specnb.drafters import Context, Drafter, Proposal
-from specnb.sampler import generate, slots_for
+from specnb.sampler import generate
 from specnb.step import Setup
 from studies.drafters.lookahead_embeddings import PassDrafter, extended, losses, train
 from studies.drafters.one_pass import ONE_PASS, OnePassBatch, OnePassDrafter
