@@ -161,11 +161,13 @@ class Check:
         number `known` on. If it can be made again `by_copy`, this is compared in float32."""
         places, in_16_bits = len(text) - known + 1, torch.finfo(self.model.dtype).bits == 16
         emitted = torch.tensor(tokens, dtype=torch.int64, device=self.model.device)
-        off = differences(there, self._pass(self.model, text, places), emitted)
+        # In 16 bits rounding is measured, too, at more places.
+        own = self._pass(self.model, text, min(len(text), max(places, PLACES[1])) if in_16_bits else places)
+        off = differences(there, own[-places:], emitted)
         found = float(off.mean())
         if not found > ROUNDING:  # NaN is reported by the loop
             return
-        measured = self._rounding(text, known, emitted)
+        measured = self._rounding(text, own, emitted)
         if found <= measured.most(places) and not in_16_bits:
             return self._require_one_distribution(text, known, measured.mean)
         if found <= measured.most(places) and measured.mean <= min(DISAGREEING, rounding(self.model.dtype)):
@@ -173,7 +175,7 @@ class Check:
         exact = self._made_copy() if in_16_bits else None
         if exact is not None:
             if by_copy is None:
-                measured = self._rounding(text, known, emitted, exact)
+                measured = self._rounding(text, own, emitted, exact)
             else:
                 there, measured = by_copy(exact), Rounding(0.0, 0.0)
             if float(differences(there, self._pass(exact, text, places), emitted).mean()) <= measured.most(places):
@@ -190,9 +192,10 @@ class Check:
         )
 
     def _rounding(
-        self, text: list[int], known: int, emitted: Tensor, exact: PreTrainedModel | None = None
+        self, text: list[int], own: Tensor, emitted: Tensor, exact: PreTrainedModel | None = None
     ) -> Rounding:  # fmt: skip
-        """The rounding of the model's pass over `text`, measured from its pass in pieces or the `exact` model's.
+        """The rounding of the model's `own` logits after the last tokens of `text`, measured from its
+        pass in pieces or from the `exact` model's.
 
         If there are few places, tokens are added at the end. At places of which no token was `emitted`
         it is sampled, as the emitted ones were.
@@ -200,8 +203,8 @@ class Check:
         limit = context_limit(self.model) or len(text) + PLACES[0]
         added = probe_tokens(self.model, max(min(PLACES[0], limit) - len(text), 0))[0].tolist()
         longer = [*text, *added]
-        kept = min(len(longer), max(len(longer) - known + 1, PLACES[1]))
-        one = self._pass(self.model, longer, kept)
+        one = self._pass(self.model, longer, len(longer)) if added else own
+        kept = len(one)
         other = self._in_pieces(longer, kept) if exact is None else self._pass(exact, longer, kept)
         if not len(emitted):
             return Rounding.of(differences(probabilities(other), one))

@@ -3,7 +3,7 @@
 A line for each model, dtype, kind of comparison and what was compared:
 
 - `what` "plain", "copies", with "packed" as `compile="auto"` has it: right results of SmolLM2 for two prompts
-  at a time, of 1 to 300 tokens of all kinds of `data/workloads.jsonl`, half at temperature 0 and half at 1.
+  at a time, of 1 to 300 tokens (their logarithm is uniform) of all kinds of `data/workloads.jsonl`, half at temperature 0 and half at 1.
 - `what` "chain", "tree": right results of small random models of every architecture that can be decoded
   (`model` is their number), in 16 bits.
 - other `what`: faults of a mean total variation `size`, mixed into the distributions of the loop: a key
@@ -27,7 +27,9 @@ import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from specnb.cache import CachedModel, prefill
 from specnb.check import Check, Comparison, probabilities
@@ -93,7 +95,8 @@ def right(dtype: str, way: str, comparisons: int, new_tokens: int) -> Iterator[d
         )  # fmt: skip
         sampler.check = Counted(target, sampler.gamma, sampler.sampling)
         for number in range(comparisons // 4):
-            lengths, starts = chosen.integers(1, LONGEST, 2), chosen.integers(0, len(stream) - LONGEST, 2)
+            lengths = np.exp(chosen.uniform(0, np.log(LONGEST), 2)).astype(int)
+            starts = chosen.integers(0, len(stream) - LONGEST, 2)
             sampler.check.rows = sampler.check.longest = 0
             sampler.generate(
                 [stream[start : start + length] for start, length in zip(starts, lengths, strict=True)],
@@ -108,9 +111,7 @@ def right(dtype: str, way: str, comparisons: int, new_tokens: int) -> Iterator[d
 
 def small_models() -> Iterator[tuple[str, PreTrainedModel]]:
     """Small random models of the architectures whose configurations take the usual names of sizes."""
-    from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
+    logging.set_verbosity_error()
     sizes: dict[str, Any] = {
         "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "num_experts": 4, "n_embd": 64,
@@ -294,7 +295,7 @@ WAYS = ("plain", "copies", "plain_packed", "copies_packed")
 DTYPES: Sequence[str] = ("float32", "bfloat16", "float16")
 STUDY = study.Study(
     measure,
-    settings={"comparisons": 500, "in_float16": 60, "new_tokens": 24, "texts": 40},
+    settings={"comparisons": 500, "in_float16": 60, "new_tokens": 16, "texts": 40},
     small={"comparisons": 4, "in_float16": 4, "new_tokens": 4, "texts": 1},
     items=(
         *(f"right-{dtype}-{way}" for dtype in DTYPES[1:] for way in WAYS),
