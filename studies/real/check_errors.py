@@ -3,7 +3,8 @@
 A line for each model, dtype, kind of comparison and what was compared:
 
 - `what` "plain", "copies", with "packed" as `compile="auto"` has it: right results of SmolLM2 for two prompts
-  at a time, of 1 to 300 tokens (their logarithm is uniform) of all kinds of `data/workloads.jsonl`, half at temperature 0 and half at 1.
+  at a time, half at temperature 0 and half at 1. Prompts are cut from those of `data/workloads.jsonl` of all
+  kinds, one after the other, and have 1 to 300 tokens; the logarithm of their number is uniform.
 - `what` "chain", "tree": right results of small random models of every architecture that can be decoded
   (`model` is their number), in 16 bits.
 - other `what`: faults of a mean total variation `size`, mixed into the distributions of the loop: a key

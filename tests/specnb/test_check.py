@@ -7,16 +7,28 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from architectures import VOCAB, tiny_config, tiny_model
 from tiny import gpt2, llama, mistral, neox, qwen2, roomy
 from torch import Tensor
-from transformers import BertLMHeadModel, FalconForCausalLM, MistralForCausalLM, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    BertLMHeadModel,
+    FalconForCausalLM,
+    MistralForCausalLM,
+    PreTrainedModel,
+)
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from specnb import Sampler, beam_search, generate
 from specnb.cache import prefill
-from specnb.check import Check
+from specnb.check import ROUNDING, ROUNDINGS, Check, Comparison, Rounding
+from specnb.distributions import Sampling
 from specnb.drafters import TreeDrafter
 
 
@@ -326,3 +338,124 @@ def test_a_model_whose_own_passes_differ_is_refused_in_16_bits(dtype: torch.dtyp
 
 def test_nan_is_left_to_the_loop() -> None:
     Check(roomy(VOCAB), gamma=3).completion(PROMPT, TOKENS, torch.full((len(TOKENS),), torch.nan))
+
+
+# What is rounding, and what of a call is compared.
+
+
+@pytest.mark.parametrize("places", [1, 5, 64])
+def test_the_bound_is_exceeded_as_rarely_as_it_says(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By means of Gamma variables, `ROUNDINGS` times as large as the rounding that was measured."""
+    monkeypatch.setattr("specnb.check.FALSE_ALARM", 0.01)
+    chosen, count = np.random.default_rng(0), 100_000
+    off = 0.0128 * chosen.gamma(1.9, size=(count, places))
+    measured = Rounding.of(torch.from_numpy(off.ravel()))
+    rate = float((ROUNDINGS * off.mean(axis=1) + ROUNDING > measured.most(places)).mean())
+    assert abs(rate - 0.01) < 0.0015  # more than four standard errors
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prompt_of_any_length_is_not_refused_in_16_bits(dtype: torch.dtype, temperature: float) -> None:
+    """Of a model that rounds at every place, whose pieces round otherwise than the whole."""
+    model = _rounding_at_random(roomy(VOCAB, dtype=dtype), 2 * torch.finfo(dtype).eps)
+    sampler = Sampler(model, None, sampling=Sampling(temperature), compile=False)
+    for length in (1, 2, 5, 30):
+        sampler.generate([[3, 4, 5] * length, [5] * length], max_new_tokens=8)
+        assert sampler.check is not None
+        sampler.check.rows = 0
+
+
+def _rounding_at_random(model: PreTrainedModel, size: float) -> PreTrainedModel:
+    """A model whose logits are off by a normal variable, relative to the largest one, which depends on the pass."""
+
+    def after(module: Any, args: Any, given: dict[str, Any], made: Any) -> Any:
+        seed = int(given["input_ids"].sum()) + 7 * given["input_ids"].numel()
+        noise = torch.randn(made.logits.shape, generator=torch.Generator().manual_seed(seed))
+        made.logits = made.logits + (size * made.logits.abs().amax() * noise).to(made.logits.dtype)
+        return made
+
+    model.register_forward_hook(after, with_kwargs=True)
+    return model
+
+
+def test_two_rows_are_compared_if_prompts_are_equally_long() -> None:
+    check = Check(roomy(VOCAB), gamma=0)
+    for lengths, chosen in (((2, 2, 2), {0, 2}), ((3, 1, 2), {0, 1}), ((4,), {0})):
+        assert Comparison(check, [[3] * length for length in lengths], len(lengths), 5).chosen == chosen
+
+
+def test_a_copy_is_made_once_and_only_if_rounding_explains_nothing() -> None:
+    model = roomy(VOCAB, dtype=torch.bfloat16)
+    check, right = Check(model, gamma=3), own_log_probs(model)
+    check.completion(PROMPT, TOKENS, right)
+    assert check.copy is None
+    copies = []
+    for _ in range(2):
+        with pytest.raises(TypeError, match="wrong distributions"):
+            check.completion(PROMPT, TOKENS, right + 0.4)
+        copies.append(check.copy)
+    assert copies[0] is copies[1] is not None
+
+
+def test_a_model_that_cannot_be_copied_is_judged_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one whose weights a library has quantised."""
+
+    def fail(*given: Any) -> Any:
+        raise NotImplementedError
+
+    model = roomy(VOCAB, dtype=torch.bfloat16)
+    monkeypatch.setattr(type(model), "__deepcopy__", fail, raising=False)
+    with pytest.warns(RuntimeWarning, match="not resolved below"):
+        Check(model, gamma=3).completion(PROMPT, TOKENS, own_log_probs(model) + 0.15)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore:torch.quantize_per")
+def test_dynamic_quantisation_is_a_warning() -> None:
+    """Activations are scaled by the largest of a pass, so a row depends on what is beside it."""
+    model = torch.ao.quantization.quantize_dynamic(
+        roomy(VOCAB, dtype=torch.float32), {torch.nn.Linear}, dtype=torch.qint8
+    )
+    with pytest.warns(RuntimeWarning, match="differ among themselves"):
+        Sampler(model, None, compile=False).generate([[3, 4, 5], [5, 6]], max_new_tokens=8)
+
+
+def other_attention(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
+    usual = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        "transformers.integrations.sdpa_attention.torch.nn.functional.scaled_dot_product_attention",
+        lambda query, *given, **named: usual(4 * query, *given, **named),
+    )
+
+
+def registered_attention(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
+    AttentionInterface.register(
+        "sharper", lambda part, query, *given, **named: sdpa_attention_forward(part, 4 * query, *given, **named)
+    )
+    AttentionMaskInterface.register("sharper", sdpa_mask)
+    model.set_attn_implementation("sharper")
+
+
+def other_positions(monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel) -> None:
+    usual = LlamaRotaryEmbedding.forward
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", lambda part, x, position_ids: usual(part, x, position_ids % 3))
+
+
+@pytest.mark.parametrize("change", [other_attention, registered_attention, other_positions])
+@pytest.mark.parametrize("draft", [None, "auto"])
+def test_code_that_is_replaced_after_a_call_is_noticed(
+    change: Callable[[pytest.MonkeyPatch, PreTrainedModel], None], draft: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a few tokens show is compared again, and refused unless the sampler does as the model does now."""
+    model, prompts = llama(VOCAB, dtype=torch.float64), [[3, 4, 5, 6], [5, 6]]
+    sampler = Sampler(model, draft, compile=False)
+    sampler.generate(prompts, max_new_tokens=5)
+    change(monkeypatch, model)
+    if change is not other_positions:  # the sampler has the attention of its time
+        with pytest.raises(TypeError, match="wrong distributions"):
+            sampler.generate(prompts, max_new_tokens=5)
+        return
+    made, now = (
+        one.generate(prompts, max_new_tokens=5).tokens for one in (sampler, Sampler(model, draft, compile=False))
+    )
+    assert made == now
