@@ -97,6 +97,14 @@ def whole_numbers(values: Any) -> list[int] | None:
     return None if None in numbers else numbers  # type: ignore[return-value]  # no None is left
 
 
+def token_list(name: str, values: Any, more: str = "") -> list[int]:
+    """`values` as a list of ints; `TypeError` that calls them `name`, and says `more`, if they are something else."""
+    numbers = whole_numbers(values)
+    if numbers is None:
+        raise TypeError(f"{name} is {shown(values)}; it must be a list of tokens, which are whole numbers{more}")
+    return numbers
+
+
 def shown(value: Any) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= SHOWN else text[:SHOWN] + "..."

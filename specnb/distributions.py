@@ -71,8 +71,8 @@ def require_sampling(sampling: Any) -> None:
     """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be left out."""
     if type(sampling) is not Sampling:
         raise TypeError(
-            f"sampling is of the type {type(sampling).__name__}; what that has beside the settings of Sampling would be "
-            "left out: give a Sampling"
+            f"sampling is of the type {type(sampling).__name__}, and what it has beside the settings of Sampling would "
+            "be left out: give a Sampling"
         )
 
 

@@ -178,8 +178,8 @@ def judge_drafter(
     vocab, name = drafter.vocab, type(drafter).__name__
     if drafter.hidden_layers:
         raise TypeError(
-            f"{name} reads hidden states, and these targets are distributions without any; audit what generate makes with "
-            "it and a model: specnb_audit.audit"
+            f"{name} reads hidden states, and these targets are distributions without any; give specnb_audit.audit "
+            "what generate makes with it and a model"
         )
     random = np.random.default_rng(0)
     texts = [random.integers(vocab, size=1 + n // 2).tolist() for n in range(24)] if prefixes is None else prefixes

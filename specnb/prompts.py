@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
-from specnb.arguments import shown, whole, whole_numbers
+from specnb.arguments import shown, token_list, whole, whole_numbers
 from specnb.loading import encoded
 
 Tokens = int | Collection[int] | None
@@ -54,8 +54,8 @@ def _require_read(prompts: Mapping[str, Any], model: Any) -> None:
         more -= {"token_type_ids"}  # which many tokenizers return, and few models take
     if more:
         raise TypeError(
-            f"prompts have {', '.join(sorted(more))}, and only {' and '.join(READ)} are read; leave out what the model does "
-            "not need, and decode images, sound and positions of your own with transformers"
+            f"prompts have {', '.join(sorted(more))}, and only {' and '.join(READ)} are read; leave out what the model "
+            "does not need, and decode images, sound and positions of your own with transformers"
         )
 
 
@@ -66,13 +66,8 @@ def _token_list(number: int, prompt: Any, tokenizer: Any) -> list[int]:
                 f"prompt {number} is the text {shown(prompt)}; give a tokenizer, Sampler(..., tokenizer=...), or tokens"
             )
         return encoded(tokenizer, prompt)
-    tokens = whole_numbers(prompt)
-    if tokens is None:
-        chat = "; for turns of a chat give what tokenizer.apply_chat_template returns" if "'role'" in shown(prompt) else ""
-        raise TypeError(
-            f"prompt {number} is {shown(prompt)}; each prompt is a list of tokens, which are whole numbers{chat}"
-        )
-    return tokens
+    chat = "; of turns of a chat give what tokenizer.apply_chat_template returns"
+    return token_list(f"prompt {number}", prompt, chat if "'role'" in shown(prompt) else "")
 
 
 def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:

@@ -125,7 +125,9 @@ class StepRecord:
           [5] 9: recovered
         """
         if step not in range(passes := int(self.target_passes[row])):
-            raise IndexError(f"row {row} made the steps 0 to {passes - 1}, and step {step} is not one of them")
+            raise IndexError(
+                f"row {row} made {passes} steps, and step {step} is not one of them: they are counted from 0"
+            )
         position = begin + int(self.emitted[row, :step].sum())
         parents = self.parents or tuple(range(-1, self.gamma - 1))
         accepted, tested = self.accepted_nodes[row, step], self.tested[row, step]

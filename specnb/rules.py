@@ -129,7 +129,7 @@ class PlannedRule:
         return Outcome(entry, token) if tree is None else Outcome(shape.depths[entry], token, shape.paths[entry])
 
     def plan_for(self, p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-        """The plan for these inputs, with 0 for accepting -1; its shapes are checked, because others would broadcast."""
+        """The plan for these inputs, which accepts no -1; its shapes are checked, because others would broadcast."""
         nodes, vocab = p.shape[-2] - 1, p.shape[-1]
         if q.shape[-2:] != (nodes, vocab) or draft_tokens.shape[-1:] != (nodes,):
             raise ValueError(

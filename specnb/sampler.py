@@ -85,11 +85,12 @@ class OneCall:
 class Sampler:
     """Decode prompts with exactly the target's distribution, whatever the drafter.
 
-    A sampler makes one call at a time; another within it, or from another thread, raises `RuntimeError`.
-    Several samplers of one model may run in several threads. The models are never changed. If their weights are replaced, or changed where the sampler has
-    copies, a call raises `RuntimeError`. Changes of hooks, attributes and the configuration are not
-    seen: the next call is compared with the model again, and raises `TypeError` if it differs. To see
-    such changes, make another sampler.
+    A sampler makes one call at a time; another within it, or from another thread, raises
+    `RuntimeError`. Several samplers of one model may run in several threads. The models are never
+    changed. If their weights are replaced, or changed where the sampler has copies, a call raises
+    `RuntimeError`. Changes of hooks, attributes and the configuration are not seen: the next call is
+    compared with the model again, and raises `TypeError` if it differs. To see such changes, make
+    another sampler.
 
     Parameters
     ----------
@@ -257,7 +258,9 @@ class Sampler:
         require_whole(max_new_tokens=(max_new_tokens, 1), batch_size=(batch_size, 1))
         numbers = whole_numbers(range(len(prompts)) if numbers is None else numbers) or []
         if len(numbers) != len(prompts):
-            raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each")
+            raise ValueError(
+                f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
+            )
         for number in numbers:
             require_whole(LARGEST_SEED, seed=(seed, 0), numbers=(number, 0))
         rows, longest, max_new_tokens = min(int(batch_size), len(prompts)), max(map(len, prompts)), int(max_new_tokens)

@@ -228,7 +228,7 @@ def recommend_gamma(
     pair = pair if isinstance(draft, str) else replace(pair, draft=draft)
     if not isinstance(pair.draft, PreTrainedModel):
         raise TypeError(
-            f"draft is {shown(pair.draft)}; a draft model is needed, whose passes are timed: give one, or a Pair, and try "
+            f"draft is {shown(pair.draft)}; it must be a model, whose passes are timed: give one or a Pair, and try "
             "other drafters with measure_speedup"
         )
     require_whole(largest=(largest, 1), repetitions=(repetitions, FEWEST))
