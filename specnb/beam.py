@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole
+from specnb.arguments import named_settings, require_whole, shown
 from specnb.cache import CachedModel
 from specnb.check import Check, require_agreement
 from specnb.distributions import Sampling
@@ -80,7 +80,7 @@ class BeamSettings:
                 f"length_penalty is {self.length_penalty!r}; for {self.max_new_tokens} tokens it must lie in "
                 f"[-{most:.3g}, {most:.3g}], where 1 is the mean"
             )
-        if self.early_stopping not in (True, False, "never"):
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
 
     def normalised(self, score: float, length: int) -> float:
@@ -344,6 +344,8 @@ def beam_search(
     if isinstance(draft, PreTrainedModel) and isinstance(target, PreTrainedModel):
         drafter = ModelDrafter(draft, Sampling(), vocab=vocabulary(target))
     require_models(target, drafter)
+    if not isinstance(drafter, ModelDrafter | None):
+        raise TypeError(f"draft is {shown(drafter)}; a search drafts with a model: give one, a ModelDrafter or None")
     prompts = token_lists(prompt, target, tokenizer)
     require_tokens(prompts, settings.eos, vocabulary(target))
     if len(prompts) != 1:

@@ -63,11 +63,10 @@ def _token_list(number: int, prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise TypeError(
-                f"prompt {number} is the text {shown(prompt)}; give a tokenizer, Sampler(..., tokenizer=...), or tokens"
+                f"prompt {number} is the text {shown(prompt)}; give its tokenizer, tokenizer=..., or tokens"
             )
         return encoded(tokenizer, prompt)
-    chat = "; of turns of a chat give what tokenizer.apply_chat_template returns"
-    return token_list(f"prompt {number}", prompt, chat if "'role'" in shown(prompt) else "")
+    return token_list(f"prompt {number}", prompt, "; of a chat give what tokenizer.apply_chat_template returns")
 
 
 def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:

@@ -15,6 +15,7 @@ from specnb import beam
 from specnb.beam import BeamSettings, beam_search, best, extend, start
 from specnb.check import Check
 from specnb.loading import Pair
+from specnb.ngram import PromptLookupDrafter
 
 # The search on given scores.
 
@@ -138,8 +139,8 @@ def test_the_last_positions_can_be_searched() -> None:
     "wrong",
     [
         *({"length_penalty": penalty} for penalty in (float("nan"), 2**24, -1100, 700.0)),
-        {"width": 0}, {"prompt": [[1], [2]]},
-        {"early_stopping": "always"}, {"gamma": 0}, {"eos": 7},
+        {"width": 0}, {"prompt": [[1], [2]]}, {"draft": PromptLookupDrafter(VOCAB)},
+        {"early_stopping": "always"}, {"early_stopping": 1}, {"gamma": 0}, {"eos": 7},
         {"max_new_tokens": LIMIT}, {"target": llama(VOCAB).train()},
     ],
 )  # fmt: skip
