@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 
 Settings = ParamSpec("Settings")
 Result = TypeVar("Result")
@@ -25,6 +26,14 @@ ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", 
     "num_assistant_tokens": "gamma",
     "prompt_lookup_num_tokens": "a PromptLookupDrafter as draft",
     "num_beams": "specnb.beam_search",
+    "num_return_sequences": "[prompt] * n as prompts",
+    "max_length": "max_new_tokens",
+    "attention_mask": "what the tokenizer returned as prompts",
+    "assistant_confidence_threshold": "gamma",
+    "generation_config": "sampling=Sampling(...), eos and max_new_tokens",
+    "logits_processor": "a forward hook on the output head of both models",
+    "output_logits": "hooks=Hooks(keep_probs=True)",
+    "output_scores": "hooks=Hooks(keep_probs=True)",
 }
 GUIDE = 'for arguments of transformers see "Coming from transformers" in docs/decode.md'
 
@@ -37,12 +46,13 @@ def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, R
     TypeError: there is no argument temperature; give sampling=Sampling(temperature=...)
     """
     names = [name for name in inspect.signature(function).parameters if name != "self"]
+    of_transformers = vars(GenerationConfig())  # none is a misspelling of one of ours
 
     @wraps(function)
     def checked(*args: Settings.args, **settings: Settings.kwargs) -> Result:
         for name in settings:
             if name not in names:
-                near = difflib.get_close_matches(name, names, 1)
+                near = [] if name in of_transformers else difflib.get_close_matches(name, names, 1)
                 known = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}; {GUIDE}"
                 advice = f"give {ELSEWHERE[name]}" if name in ELSEWHERE else known
                 raise TypeError(f"there is no argument {name}; {advice}")
@@ -51,12 +61,13 @@ def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, R
     return checked
 
 
-def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise `ValueError` unless each number, given with the least one allowed, is whole."""
+def require_whole(most: int | None = None, **numbers: tuple[Any, int]) -> None:
+    """Raise `ValueError` unless each number, given with the least one allowed, is whole and at most `most`."""
     for name, (value, least) in numbers.items():
         number = whole(value)
-        if number is None or number < least:
-            raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {least}")
+        if number is None or number < least or (most is not None and number > most):
+            range_ = f"from {least}" if most is None else f"from {least} to {most}"
+            raise ValueError(f"{name} is {shown(value)}; it must be a whole number {range_}")
 
 
 def require_number(most: float, **numbers: float) -> None:
@@ -84,6 +95,14 @@ def whole_numbers(values: Any) -> list[int] | None:
         return None
     numbers = [whole(value) for value in values]
     return None if None in numbers else numbers  # type: ignore[return-value]  # no None is left
+
+
+def token_list(name: str, values: Any, more: str = "") -> list[int]:
+    """`values` as a list of ints; `TypeError` that calls them `name`, and says `more`, if they are something else."""
+    numbers = whole_numbers(values)
+    if numbers is None:
+        raise TypeError(f"{name} is {shown(values)}; it must be a list of tokens, which are whole numbers{more}")
+    return numbers
 
 
 def shown(value: Any) -> str:

@@ -20,16 +20,18 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole
+from specnb.arguments import named_settings, require_whole, shown
 from specnb.cache import CachedModel
 from specnb.check import Check
 from specnb.distributions import Sampling, at_least_float
 from specnb.drafters import ModelDrafter
 from specnb.fast import PrivateModel
-from specnb.prompts import Tokens, as_list, require_tokens, token_lists
+from specnb.loading import Pair
+from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
 from specnb.sampler import require_models
 from specnb.support import TokenMap, require_context, vocabulary
 
+LARGEST_POWER = 100.0  # of ten, of a length to the length penalty
 Path = tuple[int, ...]  # a node of the tree of continuations: the tokens from the prompt to it
 
 
@@ -71,13 +73,18 @@ class BeamSettings:
 
     def __post_init__(self) -> None:
         require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
-        if not math.isfinite(self.length_penalty):
-            raise ValueError(f"length_penalty is {self.length_penalty!r}; it must be a finite number (1: the mean)")
-        if self.early_stopping not in (True, False, "never"):
+        # Up to which the powers of all lengths are numbers
+        most = LARGEST_POWER / math.log10(max(self.max_new_tokens, 2))
+        if not abs(self.length_penalty) <= most:
+            raise ValueError(
+                f"length_penalty is {self.length_penalty!r}; for {self.max_new_tokens} tokens it must lie in "
+                f"[-{most:.3g}, {most:.3g}], where 1 is the mean"
+            )
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
 
     def normalised(self, score: float, length: int) -> float:
-        return score / length**self.length_penalty  # type: ignore[no-any-return]  # int ** float is Any
+        return score / float(length) ** float(self.length_penalty)  # type: ignore[no-any-return]  # float ** float is Any
 
 
 class Finished(NamedTuple):
@@ -282,18 +289,19 @@ class BeamRecord:
 
 @dataclass(frozen=True)
 class BeamSearch:
-    """Tokens and scores of the best beams, best first, and the record."""
+    """Tokens and scores of the best beams, best first, the record, and texts with a tokenizer."""
 
     tokens: list[list[int]]
     scores: list[float]
     record: BeamRecord
+    texts: list[str] | None = None
 
 
 @named_settings
 def beam_search(
-    target: PreTrainedModel,
-    prompt: Sequence[int],
-    draft: PreTrainedModel | ModelDrafter | None = None,
+    target: PreTrainedModel | Pair,
+    prompt: Prompts,
+    draft: PreTrainedModel | ModelDrafter | Literal["auto"] | None = "auto",
     *,
     width: int = 4,
     draft_width: int | None = None,
@@ -302,14 +310,18 @@ def beam_search(
     length_penalty: float = 1.0,
     early_stopping: bool | Literal["never"] = False,
     eos: Tokens = None,
+    tokenizer: Any = None,
     progress: bool = True,
 ) -> BeamSearch:
     """The `width` best beams after `prompt`, as `generate(num_beams=width)` of transformers finds them.
 
     Parameters
     ----------
+    prompt
+        One prompt, in any form that `Sampler.generate` takes.
     draft
-        A draft model, which saves forward passes of the target; the result is the same.
+        A draft model, which saves forward passes of the target; the result is the same. "auto" is that
+        of a `Pair`, or None.
     draft_width, gamma
         Beams of the draft, by default 2 `width`, and levels drafted per step.
     width, max_new_tokens, length_penalty, early_stopping, eos
@@ -320,21 +332,30 @@ def beam_search(
     >>> from specnb import load_pair
     >>> pair = load_pair()
     >>> alone = beam_search(pair.target, [1], width=2, max_new_tokens=4)
-    >>> beam_search(pair.target, [1], pair.draft, width=2, gamma=2, max_new_tokens=4).tokens == alone.tokens
+    >>> beam_search(pair, [1], width=2, gamma=2, max_new_tokens=4).tokens == alone.tokens
     True
     """
+    if isinstance(target, Pair):
+        draft = target.draft if isinstance(draft, str) and draft == "auto" else draft
+        tokenizer, target = tokenizer or target.tokenizer, target.target
     settings = BeamSettings(width, max_new_tokens, length_penalty, early_stopping, tuple(sorted(set(as_list(eos)))))
     draft_width = 2 * width if draft_width is None else draft_width
-    drafter: Any = draft
+    drafter: Any = None if isinstance(draft, str) and draft == "auto" else draft
     if isinstance(draft, PreTrainedModel) and isinstance(target, PreTrainedModel):
         drafter = ModelDrafter(draft, Sampling(), vocab=vocabulary(target))
     require_models(target, drafter)
-    require_tokens(token_lists([prompt]), settings.eos, vocabulary(target))
+    if not isinstance(drafter, ModelDrafter | None):
+        raise TypeError(f"draft is {shown(drafter)}; a search drafts with a model: give one, a ModelDrafter or None")
+    prompts = token_lists(prompt, target, tokenizer)
+    require_tokens(prompts, settings.eos, vocabulary(target))
+    if len(prompts) != 1:
+        raise ValueError(f"there are {len(prompts)} prompts; a search has one")
+    prompt = prompts[0]
     for model in (target, None if drafter is None else drafter.draft_model):
         require_context(model, len(prompt), max_new_tokens)
     require_whole(draft_width=(draft_width, 1), gamma=(gamma, 1))
 
-    capacity = width * max_new_tokens + width + (draft_width * gamma if draft is not None else 0)
+    capacity = width * max_new_tokens + width + (draft_width * gamma if drafter is not None else 0)
     private = PrivateModel(target)
     check = Check(target, gamma)
     check.new_batch(private.modules, len(prompt) - 1 + capacity, tree=True)
@@ -350,4 +371,6 @@ def beam_search(
     for beam in (best_beams[0], best_beams[-1]):
         check.score(prompt, beam.path, beam.score / settings.normalised(1.0, len(beam.path)))
     record = BeamRecord(np.array(levels), np.array(of_target.runs), states)
-    return BeamSearch([list(beam.path) for beam in best_beams], [beam.score for beam in best_beams], record)
+    tokens = [list(beam.path) for beam in best_beams]
+    texts = None if tokenizer is None else tokenizer.batch_decode(tokens)
+    return BeamSearch(tokens, [beam.score for beam in best_beams], record, texts)

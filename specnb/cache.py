@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, EncoderDecoderCache
 
+from specnb.arguments import shown, whole, whole_numbers
 from specnb.support import TokenMap, context_limit, sliding_window, why_not_croppable
 
 LEAST_SLOTS = 512  # of what is compiled or captured, because few sizes are
@@ -362,7 +363,10 @@ def crop(
     if isinstance(cache, EncoderDecoderCache):
         crop(cache.self_attention_cache, tokens)
         return cache
-    length, counts = _length(cache), torch.as_tensor(tokens)
+    length, number = _length(cache), whole(tokens)
+    if number is None and whole_numbers(tokens) is None:
+        raise TypeError(f"tokens is {shown(tokens)}; it must be a whole number, or a list of one for each row")
+    counts = torch.as_tensor(tokens if number is None else number)
     if not bool(((counts >= 0) & (counts <= length)).all()):
         raise ValueError(f"cannot take {counts.tolist()} tokens out of a cache of {length}; ask for 0 to {length}")
     kept = length - int(counts.min())
@@ -386,7 +390,10 @@ def crop(
 
 def _length(cache: DynamicCache | TupleCache) -> int:
     if isinstance(cache, tuple):
-        if not cache or not all(isinstance(layer, tuple) and len(layer) in (2, 4) for layer in cache):
+        if not cache or not all(
+            isinstance(layer, tuple) and len(layer) in (2, 4) and all(isinstance(part, Tensor) for part in layer[:2])
+            for layer in cache
+        ):
             raise TypeError("a tuple cache holds a tuple of 2 tensors (4 with an encoder) per layer; this one does not")
         lengths = {tensor.shape[-2] for layer in cache for tensor in layer[:2]}
         if len(lengths) > 1:

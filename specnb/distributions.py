@@ -9,12 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from numpy.typing import NDArray
 from torch import Tensor
+
+from specnb.arguments import named_settings, whole
 
 FLOAT32 = torch.finfo(torch.float32)
 # Mass is counted in whole units: their sums are exact, so the nucleus does not depend on the order
@@ -53,12 +56,24 @@ class Sampling:
     def __post_init__(self) -> None:
         if not (self.temperature == 0 or FLOAT32.tiny <= self.temperature <= FLOAT32.max):
             raise ValueError(f"temperature is {self.temperature!r}; it must be 0 (argmax) or a positive float32")
-        if self.top_k is not None and not self.top_k >= 1:
+        if self.top_k is not None and (whole(self.top_k) or 0) < 1:
             raise ValueError(f"top_k is {self.top_k!r}; it must be a whole number from 1, or None for no limit")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is {self.top_p!r}; it must lie in (0, 1], where 1 keeps every token")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
+
+
+Sampling.__init__ = named_settings(Sampling.__init__)  # type: ignore[method-assign]  # names of transformers
+
+
+def require_sampling(sampling: Any) -> None:
+    """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be left out."""
+    if type(sampling) is not Sampling:
+        raise TypeError(
+            f"sampling is of the type {type(sampling).__name__}, and what it has beside the settings of Sampling would "
+            "be left out: give a Sampling"
+        )
 
 
 def standardise(
@@ -72,6 +87,7 @@ def standardise(
     >>> standardise(torch.tensor([2.0, 1.0, 0.0]), Sampling(top_k=2)).round(decimals=2)
     tensor([0.7300, 0.2700, 0.0000])
     """
+    require_sampling(sampling)
     logits = at_least_float(logits)
     if check:
         _require_finite_maximum(logits)
@@ -204,6 +220,7 @@ def sample(probs: Float[Tensor, "*batch vocab"], uniform: Float[Tensor, "*batch"
 
 
 PURPOSES = ("draft", "accept", "final")
+LARGEST_SEED = 2**64 - 1  # and number of a row
 
 
 @dataclass(frozen=True)

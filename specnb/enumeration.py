@@ -161,7 +161,7 @@ def multiplied(rule: PlannedRule, drafts: Drafts, p: Conditional, parents: tuple
 
 def _ends(plan: Plan, tokens: Tensor, tree: TokenTree, up: bool) -> Iterator[tuple[int, Tensor]]:
     """Each entry and the probability `(drafts,)` that the step ends there."""
-    accept = plan.accept.double().nan_to_num(0.0).clamp(0, 1).where(tokens >= 0, 0.0)
+    accept = plan.accept.double().nan_to_num(0.0).clamp(0, 1)
     # The probability that an entry is reached and none of its children accepted, the root's first.
     reached = [torch.ones(len(tokens)).double()]
     if up:
@@ -253,7 +253,7 @@ def _answers(
     """The rule's answers for the drafts `which`: number accepted, last token, accepted tokens."""
     tokens, shape = drafts.tokens[which], () if tree is None else (tree,)
     outcome = rule(p[which], drafts.q[which], tokens, uniforms[:, :-1], uniforms[:, -1], *shape)
-    require_outcome(outcome, len(which), with_path=tree is not None)
+    require_outcome(outcome, len(which), tree)
     accepted, token, path = outcome
     nodes = torch.arange(tokens.shape[1]) if path is None else path.clamp_min(0)
     emitted = tokens.gather(1, nodes.expand(len(tokens), -1))

@@ -165,7 +165,8 @@ def judge_drafter(
 
     After each of `prefixes`, by default 24 random ones, with another target each time, the joint
     distribution of a step and what follows is compared with the target's. Cases are prefixes after
-    which something is proposed. Raises `ValueError` if there are none, and as `drafts_of`.
+    which something is proposed. Raises `ValueError` if there are none, and as `drafts_of`; `TypeError`
+    for a drafter with `hidden_layers`.
 
     Examples
     --------
@@ -175,6 +176,11 @@ def judge_drafter(
     tokens per step: 1.371
     """
     vocab, name = drafter.vocab, type(drafter).__name__
+    if drafter.hidden_layers:
+        raise TypeError(
+            f"{name} reads hidden states, and these targets are distributions without any; give specnb_audit.audit "
+            "what generate makes with it and a model"
+        )
     random = np.random.default_rng(0)
     texts = [random.integers(vocab, size=1 + n // 2).tolist() for n in range(24)] if prefixes is None else prefixes
     parents = chain(gamma) if drafter.parents is None else drafter.parents

@@ -7,6 +7,7 @@ the same sequences.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ TRAINED_PAIR = _INSTALLED if _INSTALLED.is_dir() else _CHECKOUT
 
 HUB_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 HUB_IGNORED = ["*/*", "consolidated*"]  # other formats of the same weights
+# Of attention and experts, that transformers has itself; others are names of repositories, or need packages
+IMPLEMENTATIONS = {"eager", "sdpa", "grouped_mm", "batched_mm"}
 
 
 @dataclass(frozen=True)
@@ -104,16 +107,22 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     ValueError
         For a draft head, which gives no distributions by itself; if a tensor of the model is missing in
         the file, the file has one that the model does not know, or a number in the weights is not
-        finite.
+        finite; for a configuration that names attention or experts of another package.
 
     Examples
     --------
     >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
     """
     folder = _folder(name)
-    architectures = ", ".join(PreTrainedConfig.get_config_dict(folder)[0].get("architectures") or [])
+    config = PreTrainedConfig.get_config_dict(folder)[0]
+    architectures = ", ".join(config.get("architectures") or [])
     if "Eagle" in architectures or "Draft" in architectures:
         raise ValueError(f"{str(name)!r} is no model but a head ({architectures}) that drafts from a target's states")
+    if others := sorted(set(_implementations(config)) - IMPLEMENTATIONS):
+        raise ValueError(
+            f"the configuration of {str(name)!r} names {', '.join(others)}, which transformers may fetch and execute; "
+            "take attn_implementation and experts_implementation out of its config.json"
+        )
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -134,6 +143,15 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     if model.dtype == torch.float64:
         in_double(model)
     return model.to(torch.device(device))  # type: ignore[no-any-return]
+
+
+def _implementations(entries: dict[str, Any], named: bool = False) -> Iterator[str]:
+    """The implementations of attention and experts that a configuration, or a part of it, names."""
+    for key, value in entries.items():
+        if isinstance(value, dict):
+            yield from _implementations(value, named or key.endswith("_implementation"))
+        elif value is not None and (named or key.endswith("_implementation")):
+            yield str(value)
 
 
 def _require_finite(name: str | Path, model: PreTrainedModel) -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
 
-from specnb.arguments import shown, whole, whole_numbers
+from specnb.arguments import shown, token_list, whole, whole_numbers
 from specnb.loading import encoded
 
 Tokens = int | Collection[int] | None
 Prompts = str | Collection[Any] | Mapping[str, Any]
+READ = ("input_ids", "attention_mask")  # entries of what a tokenizer returns
 
 
-def token_lists(prompts: Any, padding: Collection[int] = (), tokenizer: Any = None) -> list[list[int]]:
+def token_lists(prompts: Any, model: Any = None, tokenizer: Any = None) -> list[list[int]]:
     """The tokens of each prompt, as lists.
 
     Parameters
@@ -20,9 +22,9 @@ def token_lists(prompts: Any, padding: Collection[int] = (), tokenizer: Any = No
     prompts
         One or several: lists, arrays or tensors of tokens, what a tokenizer returns, or, with a
         `tokenizer`, texts.
-    padding
-        Tokens that pad prompts if there is no attention_mask: `ValueError` if some prompts of equal
-        length, but not all, begin or end with one, which the model would read as text.
+    model
+        The model that will read them. `TypeError` for what a processor returns beside tokens and mask;
+        `ValueError` for tokens that pad by `model` or `tokenizer`, if there is no attention_mask.
 
     Examples
     --------
@@ -30,34 +32,41 @@ def token_lists(prompts: Any, padding: Collection[int] = (), tokenizer: Any = No
     ([[1, 2]], [[1], [2, 3]])
     """
     if isinstance(prompts, Mapping) and "input_ids" in prompts:
+        _require_read(prompts, model)
         if (mask := prompts.get("attention_mask")) is None:
-            return token_lists(prompts["input_ids"], padding)
+            return token_lists(prompts["input_ids"], model, tokenizer)
         return _unpadded(token_lists(prompts["input_ids"]), mask)
     if isinstance(prompts, str):
         prompts = [prompts]
     if isinstance(prompts, Mapping) or not isinstance(prompts, Collection) or getattr(prompts, "ndim", 1) == 0:
         raise TypeError(f"prompts is {shown(prompts)}; it must be a list of prompts, each a list of tokens or a text")
     single = whole_numbers(prompts)
-    if single:
-        return [single]
-    lists = [_token_list(number, prompt, tokenizer) for number, prompt in enumerate(prompts)]
-    if len({len(tokens) for tokens in lists}) == 1:
-        for token in padding:
-            _require_no_padding(lists, token, least=1 if hasattr(prompts, "shape") else 2)
+    lists = [single] if single else [_token_list(*each, tokenizer) for each in enumerate(prompts)]
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        _require_no_padding(lists, model, tokenizer, hasattr(prompts, "shape"))
     return lists
+
+
+def _require_read(prompts: Mapping[str, Any], model: Any) -> None:
+    """Raise `TypeError` for entries that would be left out, such as an image, and that may change the distributions."""
+    more = {name for name, value in prompts.items() if value is not None} - set(READ)
+    if model is not None and "token_type_ids" not in inspect.signature(model.forward).parameters:
+        more -= {"token_type_ids"}  # which many tokenizers return, and few models take
+    if more:
+        raise TypeError(
+            f"prompts have {', '.join(sorted(more))}, and only {' and '.join(READ)} are read; leave out what the model "
+            "does not need, and decode images, sound and positions of your own with transformers"
+        )
 
 
 def _token_list(number: int, prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
             raise TypeError(
-                f"prompt {number} is the text {shown(prompt)}; give a tokenizer, Sampler(..., tokenizer=...), or tokens"
+                f"prompt {number} is the text {shown(prompt)}; give its tokenizer, tokenizer=..., or tokens"
             )
         return encoded(tokenizer, prompt)
-    tokens = whole_numbers(prompt)
-    if tokens is None:
-        raise TypeError(f"prompt {number} is {shown(prompt)}; each prompt is a list of tokens, which are whole numbers")
-    return tokens
+    return token_list(f"prompt {number}", prompt, "; of a chat give what tokenizer.apply_chat_template returns")
 
 
 def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:
@@ -72,23 +81,28 @@ def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:
     return [[token for token, keep in zip(*pair, strict=True) if keep] for pair in zip(lists, kept, strict=True)]
 
 
-def _require_no_padding(lists: list[list[int]], padding: int, least: int) -> None:
-    for end, some in (("begins", slice(least)), ("ends", slice(-least, None))):
-        padded = [number for number, tokens in enumerate(lists) if tokens[some] == [padding] * least]
-        if 0 < len(padded) < len(lists):
-            raise ValueError(
-                f"prompt {padded[0]} {end} with the padding token {padding}, which the model "
-                "would read; give what the tokenizer returned, with its attention_mask, or lists without padding"
-            )
+def _require_no_padding(lists: list[list[int]], model: Any, tokenizer: Any, one_tensor: bool) -> None:
+    """Raise `ValueError` for a prompt that begins or ends with a padding token.
 
+    Many tokenizers pad with a token that also begins or ends a text. One of these at an end is text, unless it
+    is there in some rows only of `one_tensor`.
+    """
+    known = [] if model is None else [model.config.get_text_config(), model.generation_config, tokenizer]
 
-def padding_tokens(model: Any) -> set[int]:
-    """The token that pads prompts of `model`, or its end tokens, which tokenizers use in its place."""
-    named = model.config.get_text_config()
-    for token in (getattr(named, "pad_token_id", None), getattr(model.generation_config, "pad_token_id", None)):
-        if token is not None:
-            return set(as_list(token))
-    return set(as_list(getattr(named, "eos_token_id", None)))
+    def named(name: str) -> set[int]:
+        return {token for source in known for token in as_list(getattr(source, name, None))}
+
+    of_texts = named("bos_token_id") | named("eos_token_id")
+    for token in named("pad_token_id") | named("eos_token_id"):
+        for end, first, two in (("begins", slice(1), slice(2)), ("ends", slice(-1, None), slice(-2, None))):
+            at_end = [number for number, tokens in enumerate(lists) if tokens[first] == [token]]
+            some = token not in of_texts or (one_tensor and len(at_end) < len(lists))
+            padded = at_end if some else [number for number in at_end if lists[number][two] == [token] * 2]
+            if padded:
+                raise ValueError(
+                    f"prompt {padded[0]} {end} with the padding token {token}, which the model would read; give what "
+                    "the tokenizer returned, with its attention_mask, which is 1 where the token is meant"
+                )
 
 
 def as_list(eos: Any) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,8 +124,10 @@ class StepRecord:
           [5] 6: p 0.1, q 0.8, p/q 0.125, r 0.6  rejected
           [5] 9: recovered
         """
-        if not self.active[row, step]:
-            raise IndexError(f"row {row} made {self.target_passes[row]} steps, and step {step} is not one of them")
+        if step not in range(passes := int(self.target_passes[row])):
+            raise IndexError(
+                f"row {row} made {passes} steps, and step {step} is not one of them: they are counted from 0"
+            )
         position = begin + int(self.emitted[row, :step].sum())
         parents = self.parents or tuple(range(-1, self.gamma - 1))
         accepted, tested = self.accepted_nodes[row, step], self.tested[row, step]
@@ -197,9 +199,22 @@ class Generation:
     def to_jsonl(self, file: str | Path) -> None:
         """Write a line of JSON for each prompt, which `specnb-audit audit` reads."""
         emitted = [[int(n) for n in row if n] for row in self.record.emitted]
-        with Path(file).open("w", encoding="utf-8") as lines:
-            for prompt, tokens, steps in zip(self.prompts, self.tokens, emitted, strict=True):
-                lines.write(json.dumps({"prompt": prompt, "tokens": tokens, "steps": steps}) + "\n")
+        rows = zip(self.prompts, self.tokens, emitted, strict=True)
+        write_lines(file, ({"prompt": prompt, "tokens": tokens, "steps": steps} for prompt, tokens, steps in rows))
+
+
+def write_lines(file: str | Path, entries: Iterable[Any]) -> None:
+    """Write lines of JSON; a file that was there stays as it is if they cannot all be written."""
+    file = Path(file).resolve()
+    part = file.with_name(f"{file.name}.part") if file.is_file() else file
+    try:
+        with part.open("w", encoding="utf-8") as lines:
+            lines.writelines(json.dumps(entry) + "\n" for entry in entries)
+        if part != file:
+            part.replace(file)
+    finally:
+        if part != file:
+            part.unlink(missing_ok=True)
 
 
 class CompletedRow(NamedTuple):

@@ -49,7 +49,8 @@ class Plan(NamedTuple):
     Attributes
     ----------
     accept : (..., nodes)
-        Probability of accepting each node once it is visited; above 1 counts as 1, NaN as 0.
+        Probability of accepting each node once it is visited; above 1 counts as 1, NaN and that of no
+        token as 0.
     after : (..., nodes + 1, vocab)
         Distribution of the last token if the step ends at the root or at a node, up to a factor.
     less : (..., n, vocab)
@@ -128,30 +129,40 @@ class PlannedRule:
         return Outcome(entry, token) if tree is None else Outcome(shape.depths[entry], token, shape.paths[entry])
 
     def plan_for(self, p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-        """The plan for these inputs; its shapes are checked, because others would broadcast."""
+        """The plan for these inputs, which accepts no -1; its shapes are checked, because others would broadcast."""
         nodes, vocab = p.shape[-2] - 1, p.shape[-1]
         if q.shape[-2:] != (nodes, vocab) or draft_tokens.shape[-1:] != (nodes,):
             raise ValueError(
                 f"p is {tuple(p.shape)}, q {tuple(q.shape)} and draft_tokens {tuple(draft_tokens.shape)}; they must be "
                 "(..., nodes + 1, vocab), (..., nodes, vocab) and (..., nodes)"
             )
-        plan = self.plan(p, q, draft_tokens, tree)
-        shapes = [getattr(getattr(plan, part, None), "shape", None) for part in ("accept", "after")]
+        try:
+            plan = self.plan(p, q, draft_tokens, tree)
+        except (IndexError, RuntimeError) as error:
+            beyond = any(words in str(error) for words in ("out of bounds", "out of range", "non-negative"))
+            if not beyond or not bool((draft_tokens < 0).any()):
+                raise
+            raise ValueError(
+                f"the plan {self} fails where no token is proposed, which is -1 in draft_tokens: gather at "
+                f"draft_tokens.clamp_min(0), as specnb.rules.acceptance_ratio does ({error})"
+            ) from error
         wanted = [(*p.shape[:-2], nodes), tuple(p.shape)]
+        if (less := getattr(plan, "less", None)) is not None:
+            wanted.append((*p.shape[:-2], min(less.shape[-2], nodes + 1) if less.ndim > 1 else 0, vocab))
+        names = Plan._fields[: len(wanted)]
+        shapes = [getattr(getattr(plan, part, None), "shape", None) for part in names]
         if shapes != wanted:
-            raise TypeError(f"the plan {self} has accept and after of the shapes {shapes}; they must be {wanted}")
-        return plan
+            raise TypeError(f"the plan {self} has {', '.join(names)} of the shapes {shapes}; they must be {wanted}")
+        return plan._replace(accept=plan.accept.where(draft_tokens >= 0, 0.0))
 
 
-def require_outcome(outcome: Any, rows: int, with_path: bool = False) -> None:
+def require_outcome(outcome: Any, rows: int, tree: TokenTree | None = None) -> None:
     """Raise `TypeError` unless a rule returned int64 tensors `(rows,)`, and a path if it verifies a tree."""
-    numbers = [getattr(outcome, name, None) for name in ("accepted", "token")]
-    right = all(isinstance(one, Tensor) and one.dtype == torch.int64 and one.shape == (rows,) for one in numbers)
-    if not right or (getattr(outcome, "path", None) is not None) != with_path:
-        raise TypeError(
-            f"the rule returned {shown(outcome)}; it must return an Outcome of two int64 tensors of the shape "
-            f"{(rows,)}, {'with' if with_path else 'without'} a path of nodes"
-        )
+    wanted = {"accepted": (rows,), "token": (rows,)} | ({} if tree is None else {"path": (rows, tree.depth)})
+    parts = {name: part for name in Outcome._fields if (part := getattr(outcome, name, None)) is not None}
+    shapes = {name: tuple(part.shape) for name, part in parts.items() if getattr(part, "dtype", None) == torch.int64}
+    if shapes != wanted or len(parts) > len(shapes):
+        raise TypeError(f"the rule returned {shown(outcome)}; it must return an Outcome of int64 tensors {wanted}")
 
 
 @cache

@@ -10,21 +10,22 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole, shown
+from specnb.arguments import named_settings, require_whole, shown, whole_numbers
 from specnb.cache import LEAST_SLOTS, slots_for
 from specnb.check import Check, Comparison
-from specnb.distributions import Sampling
+from specnb.distributions import LARGEST_SEED, Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
 from specnb.ngram import PromptLookupDrafter
-from specnb.prompts import Prompts, Tokens, as_list, padding_tokens, require_tokens, token_lists
+from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows, now
 from specnb.rules import Rule, token_verification
 from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
@@ -64,15 +65,33 @@ class Hooks:
     batch_class: type[Batch] | None = None
 
 
+class OneCall:
+    """A lock that raises `RuntimeError` where another would wait."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            raise RuntimeError(
+                "this sampler is in a call, and another, from a hook, a drafter or a thread, would share its batch; "
+                "make a sampler for each"
+            )
+
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
+
+
 class Sampler:
     """Decode prompts with exactly the target's distribution, whatever the drafter.
 
-    A sampler belongs to one thread; several samplers of one model may run in several threads. The
-    models are never changed. If their weights are replaced, or changed where the sampler has
-    copies, a call raises `RuntimeError`. Whatever else is changed later, in the model or in code that
-    it runs, need not reach the sampler: if it shows in what the model, or a step, makes of a few
-    tokens, the call is compared with the model again, and raises `TypeError` if it differs; what
-    changes only other tokens or longer sequences escapes. Make another sampler after such changes.
+    A sampler makes one call at a time; another within it, or from another thread, raises
+    `RuntimeError`. Several samplers of one model may run in several threads. The models are never
+    changed. If their weights are replaced, or changed where the sampler has copies, a call raises
+    `RuntimeError`. Whatever else is changed later, in the model or in code that it runs, need not
+    reach the sampler: if it shows in what the model, or a step, makes of a few tokens, the call is
+    compared with the model again, and raises `TypeError` if it differs; what changes only other
+    tokens or longer sequences escapes. Make another sampler after such changes.
 
     Parameters
     ----------
@@ -149,8 +168,9 @@ class Sampler:
             tokenizer, target = tokenizer or target.tokenizer, target.target
         if not isinstance(compile, bool) and compile != "auto":
             raise ValueError(f'compile is {shown(compile)}; it must be False, True or "auto"')
+        require_sampling(sampling)
         self.target, self.sampling, self.tokenizer = target, sampling, tokenizer
-        self.hooks, self.progress = hooks or Hooks(), progress
+        self.hooks, self.progress, self.one_call = hooks or Hooks(), progress, OneCall()
         drafter = self.drafter_of(draft, compile)
         self.require_models(drafter)
         self.gamma = _gamma_of(gamma, drafter)
@@ -226,19 +246,22 @@ class Sampler:
             For an empty prompt, tokens outside the vocabulary, a context beyond a model's limit,
             and an invalid proposal.
         MemoryError, RuntimeError
-            If caches do not fit; if the weights of a model were changed.
+            If caches do not fit; if the weights of a model were changed, or another call is made within
+            this one.
         FloatingPointError
             If a token rests on NaN; its `finished` has the completions of prompts that had ended.
         """
         prompts, eos = self.token_lists(prompts), as_list(eos)
         require_tokens(prompts, eos, vocabulary(self.target))
         batch_size = len(prompts) if batch_size is None else batch_size
-        require_whole(max_new_tokens=(max_new_tokens, 1), seed=(seed, 0), batch_size=(batch_size, 1))
-        numbers = range(len(prompts)) if numbers is None else list(numbers)
-        for number in numbers:
-            require_whole(numbers=(number, 0))
+        require_whole(max_new_tokens=(max_new_tokens, 1), batch_size=(batch_size, 1))
+        numbers = whole_numbers(range(len(prompts)) if numbers is None else numbers) or []
         if len(numbers) != len(prompts):
-            raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} numbers; each prompt has one")
+            raise ValueError(
+                f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
+            )
+        for number in numbers:
+            require_whole(LARGEST_SEED, seed=(seed, 0), numbers=(number, 0))
         rows, longest, max_new_tokens = min(int(batch_size), len(prompts)), max(map(len, prompts)), int(max_new_tokens)
         for model in (self.target, None if self.drafter is None else self.drafter.draft_model):
             require_context(model, longest, max_new_tokens)
@@ -247,17 +270,21 @@ class Sampler:
                 f"{len(prompts)} prompts take turns in {rows} rows, and {type(self.drafter).__name__} cannot restart "
                 "single rows (can_refill is False); leave batch_size out"
             )
-        self.private.require_unchanged()
-        batch = self._batch(rows, longest, max_new_tokens, len(eos))
-        if self.check is not None:
-            self.check.begin(batch)
-        batch.clear(eos)
-        generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
+        with self.one_call:
+            self.private.require_unchanged()
+            batch = self._batch(rows, longest, max_new_tokens, len(eos))
+            if self.check is not None:
+                self.check.begin(batch)
+            batch.clear(eos)
+            generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
         texts = None if self.tokenizer is None else self.tokenizer.batch_decode(generation.tokens)
         return replace(generation, prompts=prompts, texts=texts, tokenizer=self.tokenizer)
 
+    def __reduce__(self) -> Any:
+        raise TypeError("a sampler is neither copied nor pickled, because its caches serve one call; make another one")
+
     def token_lists(self, prompts: Any) -> list[list[int]]:
-        return token_lists(prompts, padding_tokens(self.target), self.tokenizer)
+        return token_lists(prompts, self.target, self.tokenizer)
 
     def _batch(self, rows: int, longest: int, max_new_tokens: int, eos: int) -> Batch:
         """The batch of the last call, if it has room, or a new one."""

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.acceptance import measure_acceptance
-from specnb.arguments import named_settings, require_whole
+from specnb.arguments import named_settings, require_whole, shown
 from specnb.cost import Costs, measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.fast import Compile
@@ -27,7 +27,7 @@ from specnb.statistics import Estimate, Job, bootstrap, bootstrap_indices, inter
 from specnb.theory import walltime_improvement
 
 Array = NDArray[np.float64]
-FEWEST = 3  # prompts, over which the interval resamples
+FEWEST = 3  # prompts, or repetitions, over which an interval resamples
 REPETITIONS = 10  # of each forward pass whose time the prediction needs
 
 
@@ -225,7 +225,13 @@ def recommend_gamma(
     True
     """
     pair = target if isinstance(target, Pair) else Pair(target, draft, None)  # type: ignore[arg-type]  # no texts then
-    pair = pair if draft == "auto" else replace(pair, draft=draft)
+    pair = pair if isinstance(draft, str) else replace(pair, draft=draft)
+    if not isinstance(pair.draft, PreTrainedModel):
+        raise TypeError(
+            f"draft is {shown(pair.draft)}; it must be a model, whose passes are timed: give one or a Pair, and try "
+            "other drafters with measure_speedup"
+        )
+    require_whole(largest=(largest, 1), repetitions=(repetitions, FEWEST))
     acceptance = measure_acceptance(
         pair, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed, progress=progress
     )

@@ -329,7 +329,7 @@ class Batch:
         shape = () if self.tree is None else (self.tree,)
         accept_uniforms, final_uniform = self.verification_uniforms()
         outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform, *shape)
-        require_outcome(outcome, len(p), with_path=self.tree is not None)
+        require_outcome(outcome, len(p), self.tree)
         p_of_drafts = p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries]
         beta = overlap(p_of_drafts, q)
         if state.trace is not None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from specnb.arguments import token_list
 from specnb.distributions import Sampling
 from specnb_audit.auditor import Ends, end_tokens
 from specnb_audit.constraints import NO_CONSTRAINTS, Constraints
@@ -78,6 +79,8 @@ def audit(
 
     Raises
     ------
+    TypeError
+        For tokens that are no whole numbers.
     ValueError
         For no completions, tokens outside the vocabulary, sequences beyond the model's positions,
         different vocabularies, and bad settings, before any model runs.
@@ -140,8 +143,11 @@ def _completions(
             raise ValueError(f"there are {len(completions)} completions and {len(other)} {name}; give one for each")
     if not completions:
         raise ValueError("there are no tokens to audit; give at least one completion with a token in it")
-    sizes = [None] * len(completions) if steps is None else [[int(size) for size in row if size != 0] for row in steps]
-    return [
-        Completion([int(token) for token in prompt], [int(token) for token in tokens], size)
-        for prompt, tokens, size in zip(prompts, completions, sizes, strict=True)
-    ]
+
+    def lists(name: str, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [token_list(f"{name} {number}", row) for number, row in enumerate(rows)]
+
+    sizes: list[list[int] | None] = [None] * len(completions)
+    if steps is not None:
+        sizes = [[size for size in row if size != 0] for row in lists("steps", steps)]
+    return list(map(Completion, lists("prompt", prompts), lists("completion", completions), sizes))

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from specnb.arguments import require_whole
+from specnb.prompts import as_list
 from specnb_audit.alternatives import ALTERNATIVES, LEARNED
 from specnb_audit.bets import Bets, CutoffGap, Row, steps_between
 from specnb_audit.evidence import Evidence, TotalVariationEstimate, log_mean
@@ -69,10 +71,7 @@ class Auditor:
     ) -> None:
         if not 0 < delta < 1:
             raise ValueError(f"delta is {delta}; a false-alarm rate lies between 0 and 1")
-        if seed < 0:
-            raise ValueError(f"seed is {seed}; it must be a non-negative integer")
-        if max_new_tokens is not None and max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens is {max_new_tokens}; it must be a positive integer, or None for no check")
+        require_whole(seed=(seed, 0), max_new_tokens=(1 if max_new_tokens is None else max_new_tokens, 1))
         self.ignored = frozenset(ignore)
         if unknown := sorted(self.ignored - ALTERNATIVES.keys() - VIOLATIONS.keys()):
             raise ValueError(f"ignore has {unknown[0]}; kinds are {', '.join([*VIOLATIONS, *ALTERNATIVES])}")
@@ -278,8 +277,8 @@ class Auditor:
 
 def end_tokens(eos: Ends, vocab: int | None = None) -> set[int]:
     """The set of end tokens that `eos` names. Raises `ValueError` for one outside a vocabulary of
-    `vocab` tokens."""
-    ends = set(eos) if isinstance(eos, Iterable) else set() if eos is None else {eos}
+    `vocab` tokens, `TypeError` for what is no token."""
+    ends = set(as_list(eos))
     outside = [token for token in sorted(ends) if token < 0 or (vocab is not None and token >= vocab)]
     if outside:
         known = "token ids are 0 or more" if vocab is None else f"the vocabulary has the tokens 0 to {vocab - 1}"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specnb.arguments import require_whole
+
 
 @dataclass(frozen=True)
 class Constraints:
@@ -40,8 +42,9 @@ class Constraints:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "forced", tuple(self.forced))
-        if min([*self.forced, self.min_tokens]) < 0:
-            raise ValueError("a forced place or min_tokens is negative; places are counted from 0")
+        for place in self.forced:
+            require_whole(forced=(place, 0))
+        require_whole(min_tokens=(self.min_tokens, 0))
         if self.allowed is None:
             return
         lists = [self.allowed] if self._is_flat() else list(self.allowed)

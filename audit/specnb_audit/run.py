@@ -60,6 +60,10 @@ class Settings:
     stop: bool = False
     progress: Progress = True
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.stop, bool):
+            raise TypeError(f"stop is {self.stop!r}; it must be True or False")
+
     def auditor(
         self,
         numerics: Numerics | None = None,

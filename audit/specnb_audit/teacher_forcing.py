@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.arguments import token_list
 from specnb.cache import cache_argument
 from specnb.check import probabilities, probe_tokens, rounding
 from specnb.distributions import Sampling, total_variation
@@ -355,7 +356,8 @@ def require_completions(
         name = f"sequence {number}" if names is None else names[number]
         if isinstance(source, PreTrainedModel) and not completion.prompt:
             raise ValueError(f"{name} has no prompt; a model needs at least one token, such as beginning-of-sequence")
-        outside = [token for token in (*completion.prompt, *completion.tokens) if not 0 <= token < vocab]
+        tokens = token_list(name, [*completion.prompt, *completion.tokens])
+        outside = [token for token in tokens if not 0 <= token < vocab]
         if outside:
             raise ValueError(
                 f"{name} has the token {outside[0]}; the vocabulary has the tokens 0 to {vocab - 1}: "

@@ -21,6 +21,7 @@ GZIP = b"\x1f\x8b"
 UTF8_MARK = b"\xef\xbb\xbf"
 # bytes; no sequence is as long, and a stream or a damaged file may have no end of a line.
 LONGEST_LINE = 2**26
+MOST_BLANK = 2**20  # bytes of blank lines in a row
 ONE_EACH = "each line is one sequence"
 REGULAR = "give a file (only specnb-audit audit - reads a pipe)"
 WAITING = 1000  # lines of a pipe that are read ahead at most
@@ -49,15 +50,19 @@ def read_tokens(file: Path) -> list[Sequence]:
     return sequences
 
 
-def save_tokens(file: Path, prompts: Iterable[Iterable[int]], completions: Iterable[Iterable[int]]) -> None:
+def save_tokens(file: Path, prompts: Iterable[Any], completions: Iterable[Any]) -> None:
     """Write a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and their
-    prompts.
+    prompts. If that fails, a file that was there stays.
 
     >>> save_tokens(Path(os.devnull), [[1, 2]], [[3]])
     """
-    with file.open("w", encoding="utf-8") as lines:
-        for prompt, tokens in zip(prompts, completions, strict=True):
-            lines.write(json.dumps({"prompt": list(map(int, prompt)), "tokens": list(map(int, tokens))}) + "\n")
+    # Here, because the command reads its options before torch is imported
+    from specnb.arguments import token_list
+    from specnb.record import write_lines
+
+    rows = zip(prompts, completions, strict=True)
+    lists = ((token_list("a prompt", prompt), token_list("a completion", tokens)) for prompt, tokens in rows)
+    write_lines(file, ({"prompt": prompt, "tokens": tokens} for prompt, tokens in lists))
 
 
 class Seeds:
@@ -96,7 +101,7 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
     `ValueError`, which says what `form` a line has, where there are none."""
     if file.is_fifo() or file.is_char_device():
         raise ValueError(f"{file} is a pipe or a device, which may have no end; {REGULAR}")
-    where = ""
+    where, blank = "", 0
     with file.open("rb") as raw:
         packed = raw.peek(len(GZIP)).startswith(GZIP)
         stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
@@ -106,11 +111,20 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
             if len(line) == LONGEST_LINE:
                 raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
             content = line.removeprefix(UTF8_MARK) if number == 1 else line
-            if content.strip():
+            if not (blank := _blank(content, blank, f"{file.name}, line {number}")):
                 where = f"{file.name}, line {number}"
                 yield content, where
     if not where:
         raise ValueError(f"{file.name} is empty; each line is {form}")
+
+
+def _blank(line: bytes, before: int, where: str) -> int:
+    """The bytes of blank lines in a row, `before` and this one; 0 if it is none. Raises `ValueError`
+    for too many, of which a small packed file may hold gigabytes."""
+    blank = 0 if line.strip() else before + max(len(line), 1)
+    if blank > MOST_BLANK:
+        raise ValueError(f"{where} is blank, and so is a megabyte before it; is this a file of tokens?")
+    return blank
 
 
 def _sequence(entries: dict[str, Any], where: str) -> Sequence:
@@ -213,7 +227,7 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
     `ValueError`, with the number of the line, for what is no sequence."""
     queue: Queue[bytes | BaseException | None] = Queue(WAITING)
     threading.Thread(target=_fill, args=(lines, queue), daemon=True).start()
-    first, number = None, 0
+    first, number, blank = None, 0, 0
     while True:
         try:
             item = queue.get_nowait()
@@ -229,8 +243,8 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
             raise ValueError(f"{name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
         if item.startswith(GZIP):
             raise ValueError(f"{name} is compressed; unpack it first: gzip -dc FILE | specnb-audit audit - ...")
-        if item.strip():
-            where = f"{name}, line {number}"
+        where = f"{name}, line {number}"
+        if not (blank := _blank(item, blank, where)):
             sequence = _sequence(_parsed(item, where), where)
             first = first or sequence
             require_alike(first, sequence)

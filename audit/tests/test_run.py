@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,7 @@ from specnb_audit import (
     run,
 )
 from specnb_audit.bets import Row
+from specnb_audit.claimed import Claimed
 from specnb_audit.report import Report
 from specnb_audit.run import Settings, audit_completions
 from specnb_audit.teacher_forcing import Completion, Models
@@ -83,6 +85,11 @@ def test_wrong_settings_are_found(target: PreTrainedModel) -> None:
 # What `audit` passes on, and what it refuses
 
 
+@dataclass(frozen=True)
+class Richer(Claimed):
+    typical_p: float = 0.5
+
+
 def coin(prefix: tuple[int, ...]) -> list[float]:
     return [0.5, 0.5]
 
@@ -105,6 +112,26 @@ def test_bad_input_is_refused(
     for ask in (partial(audit, progress=False), assert_exact):
         with pytest.raises(ValueError, match=words):
             ask(target, completions, **({"prompts": [[1]] * len(completions)} | given))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        *(({"completions": [one]}, "completion 0 is") for one in ([0.9, 1.7], "01", [True], {0, 1}, None)),
+        ({"prompts": [[0.9]]}, "prompt 0 is"),
+        ({"steps": [[1.5, 0.5]]}, "steps 0 is"),
+        ({"engine": Engine(control=[Completion([0], [0.9])])}, "sequence 1 is"),  # type: ignore[list-item]
+        *(({"eos": eos}, "eos is") for eos in (1.5, True, torch.tensor([1.5]))),
+        *(({"max_new_tokens": most}, "max_new_tokens is") for most in (2.5, float("inf"), True)),
+        ({"stop": "no"}, "stop is"),
+        ({"sampling": Richer()}, "Richer"),
+        ({"sampling": {"temperature": 0.5}}, "dict"),
+    ],
+)
+def test_what_is_no_token_and_no_number_is_refused(wrong: dict[str, Any], words: str) -> None:
+    good: dict[str, Any] = {"completions": [[0, 1]], "prompts": [[0]]}
+    with pytest.raises((TypeError, ValueError), match=words):
+        audit(coin, **(good | wrong), progress=False)
 
 
 # Rows and completions as they arrive

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 from beam_bugs import TREE_BUGS
-from tiny import LIMIT, gpt2, llama, mistral, near_copy, neox, qwen2
+from tiny import LIMIT, gpt2, llama, mistral, near_copy, neox, qwen2, tokenizer
 from transformers import PreTrainedModel
 
 from specnb import beam
 from specnb.beam import BeamSettings, beam_search, best, extend, start
 from specnb.check import Check
+from specnb.loading import Pair
+from specnb.ngram import PromptLookupDrafter
 
 # The search on given scores.
 
@@ -118,6 +120,15 @@ def test_the_record_counts_levels_and_forward_passes() -> None:
     assert len(perfect.states) == NEW + 1
 
 
+def test_a_pair_and_a_text_are_taken_as_in_generate() -> None:
+    pair = Pair(llama(dtype=torch.float64), llama(dtype=torch.float64, seed=3), tokenizer())
+    asked: dict[str, Any] = {"width": 2, "gamma": 2, "max_new_tokens": 5}
+    made, alone = beam_search(pair, "one two", **asked), beam_search(pair.target, [0, 1, 2], **asked)
+    assert made.tokens == alone.tokens
+    assert made.texts == pair.tokenizer.batch_decode(made.tokens)
+    assert (made.record.target_passes < 5, alone.record.target_passes, alone.texts) == (True, 5, None)
+
+
 def test_the_last_positions_can_be_searched() -> None:
     model, prompt = gpt2(VOCAB, dtype=torch.float64), [1] * (LIMIT - 3)
     own = beam_search(model, prompt, width=2, max_new_tokens=3)
@@ -127,7 +138,9 @@ def test_the_last_positions_can_be_searched() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"width": 0}, {"length_penalty": float("nan")}, {"early_stopping": "always"}, {"gamma": 0}, {"eos": 7},
+        *({"length_penalty": penalty} for penalty in (float("nan"), 2**24, -1100, 700.0)),
+        {"width": 0}, {"prompt": [[1], [2]]}, {"draft": PromptLookupDrafter(VOCAB)},
+        {"early_stopping": "always"}, {"early_stopping": 1}, {"gamma": 0}, {"eos": 7},
         {"max_new_tokens": LIMIT}, {"target": llama(VOCAB).train()},
     ],
 )  # fmt: skip

@@ -162,6 +162,8 @@ NOT_CROPPABLE: list[Callable[[], Any]] = [
     lambda: (),
     lambda: (STATES,),
     lambda: ((STATES,),),
+    lambda: ((None, None),),
+    lambda: ((STATES, STATES), (STATES, None)),
     lambda: ((STATES, STATES[:, :, 1:]),),
 ]
 
@@ -171,6 +173,12 @@ def test_caches_that_cannot_be_cropped_are_refused(make: Callable[[], Any]) -> N
     for taken in (1, [1]):
         with pytest.raises(TypeError):
             crop(make(), taken)
+
+
+@pytest.mark.parametrize("taken", [1.5, True, None, [1, 1.5], torch.tensor([True, False])], ids=str)
+def test_what_is_no_number_of_tokens_is_refused(taken: Any) -> None:
+    with pytest.raises(TypeError, match="whole number"):
+        crop(((STATES, STATES),), taken)
 
 
 @pytest.mark.parametrize("taken", [-1, LENGTH + 1, [0, LENGTH + 1], [-1, 2]], ids=str)

@@ -113,6 +113,11 @@ SILENTLY_WRONG: dict[str, Callable[[Path], object]] = {
     "9 missing in the file: model.layers.2": configured(num_hidden_layers=3),
     "1 unknown to the model: more": weighted(lambda weights: weights.update(more=torch.ones(1))),
     "9 unknown to the model: model.layers.1": configured(num_hidden_layers=1),
+    # transformers would fetch and execute these.
+    "names some/kernels": configured(attn_implementation="some/kernels"),
+    "names kernels/of-a-part@main": configured(vision_config={"_attn_implementation": {"": "kernels/of-a-part@main"}}),
+    "names flash_attention_2": configured(text_config={"attn_implementation": "flash_attention_2"}),
+    "names sonicmoe": configured(experts_implementation="sonicmoe"),
     "inv_freq that is NaN or infinite": configured(rope_parameters={"rope_type": "default", "rope_theta": 0.0}),
     # Attention takes scores of NaN for masked ones, so NaN in a query projection does not reach the
     # logits.

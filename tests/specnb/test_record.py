@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from specnb.record import CompletedRow, StepRecord, merge_rows
+from specnb.record import CompletedRow, StepRecord, merge_rows, write_lines
 
 # Two rows, three steps, two draft tokens a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its
 # first step (3 could have been emitted, 2 were) and has ended. Token 0 is one; -1 is none.
@@ -88,5 +90,16 @@ def test_a_step_is_printed_as_it_went() -> None:
     assert RECORD.show(1, 0, text="<{}>".format).splitlines()[-2:] == [
         "  [3] <13>: bonus", "  the sequence ended: 1 of these not emitted",
     ]  # fmt: skip
-    with pytest.raises(IndexError, match="row 1 made 1 steps, and step 1 is not one of them"):
-        RECORD.show(1, 1)
+    for step in (1, 99, -1):
+        with pytest.raises(IndexError, match=f"row 1 made 1 steps, and step {step} is not one of them"):
+            RECORD.show(1, step)
+
+
+def test_a_file_stays_if_another_cannot_take_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "lines.jsonl"
+    for lines in ([1], [2, 3]):
+        write_lines(file, lines)
+    with pytest.raises(TypeError):
+        write_lines(file, [4, object()])
+    assert file.read_text() == "2\n3\n"
+    assert list(tmp_path.iterdir()) == [file]

@@ -29,6 +29,7 @@ from specnb.enumeration import (
     step_distribution,
 )
 from specnb.rules import (
+    Outcome,
     Plan,
     PlannedRule,
     Planner,
@@ -40,6 +41,7 @@ from specnb.rules import (
     lenient_verification,
     recursive_rejection,
     rejection_sampling,
+    require_outcome,
     token_verification,
     traversal_verification,
 )
@@ -530,3 +532,30 @@ def test_distributions_that_do_not_go_together_are_refused(
     p, q, gamma = torch.rand(shapes[0]), torch.rand(shapes[1]), shapes[2]
     with pytest.raises(ValueError, match="they must be"):
         token_verification(p, q, torch.zeros(gamma, dtype=torch.int64), torch.rand(gamma), torch.rand(()))
+
+
+@pytest.mark.parametrize("part", Plan._fields)
+def test_a_part_of_a_plan_that_would_broadcast_is_refused(part: str) -> None:
+    def one_of_many(plan: Plan, *_: Any) -> Plan:
+        return plan._replace(**{part: getattr(plan, part)[..., :1]})
+
+    rule = PlannedRule(changed(token_verification.plan, one_of_many))
+    p, q, x = torch.rand(3, 4), torch.rand(2, 4), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(TypeError, match=f"has .*{part}.* of the shapes"):
+        rule(p, q, x, torch.rand(2), torch.rand(()))
+
+
+def test_a_token_that_was_not_proposed_is_not_accepted() -> None:
+    """Though a plan would accept it; one that gathers at -1 is told what that is."""
+    p, q, x = torch.rand(2, 3), torch.zeros(1, 3), torch.tensor([-1])
+    given_numbers = p, q, x, torch.zeros(1), torch.rand(())
+    assert PlannedRule(lambda p, q, x, tree: Plan(torch.ones(1), p))(*given_numbers).accepted == 0
+    with pytest.raises(ValueError, match=r"-1 in draft_tokens: .*clamp_min"):
+        PlannedRule(lambda p, q, x, tree: Plan(q.gather(-1, x[..., None])[..., 0], p))(*given_numbers)
+
+
+def test_a_path_of_another_depth_is_refused() -> None:
+    numbers, tree = torch.zeros(2, dtype=torch.int64), TokenTree((-1, 0))
+    require_outcome(Outcome(numbers, numbers, numbers.expand(2, 2)), 2, tree)
+    with pytest.raises(TypeError, match="it must return an Outcome"):
+        require_outcome(Outcome(numbers, numbers, numbers[:, None]), 2, tree)

@@ -3,10 +3,13 @@ seeds, calls after the first, times and progress."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -351,6 +354,39 @@ def test_samplers_of_one_model_in_threads_give_their_own_tokens() -> None:
         assert list(threads.map(made, range(len(samplings)))) == expected
 
 
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_call_within_a_call_is_refused_and_changes_nothing(failing: bool) -> None:
+    refused = []
+
+    class Calling(PromptLookupDrafter):
+        sampler: Any = None
+
+        def update(self, context: Any, outcome: Any) -> None:
+            with pytest.raises(RuntimeError, match="another") as found:
+                self.sampler.generate(MORE, max_new_tokens=2)
+            refused.append(found)
+            with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError, match="another"):
+                threads.submit(self.sampler.generate, MORE, max_new_tokens=2).result()
+            if failing:
+                raise found.value
+
+    drafter = Calling(VOCAB)
+    drafter.sampler = sampler = Sampler(TARGET, drafter, compile=False, progress=False)
+    if failing:
+        with pytest.raises(RuntimeError, match="another"):
+            sampler.generate(PROMPTS, max_new_tokens=9)
+        drafter.update = lambda context, outcome: None  # type: ignore[method-assign]
+    made = sampler.generate(PROMPTS, max_new_tokens=9)
+    assert refused
+    assert made.tokens == generate(TARGET, PROMPTS, PromptLookupDrafter(VOCAB), max_new_tokens=9, progress=False).tokens
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_sampler_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="make another"):
+        copied(Sampler(TARGET, DRAFT, compile=False, progress=False))
+
+
 def test_what_failed_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(TARGET, DRAFT, compile=False, progress=False)
     with monkeypatch.context() as patch:
@@ -410,17 +446,23 @@ def test_the_mask_of_a_tokenizer_leaves_the_padding_out(kind: Any) -> None:
 
 
 def test_padding_that_nobody_masked_is_refused() -> None:
-    """Many tokenizers pad with the token that ends a text. In lists once, or at lengths that differ,
-    it may be text; where all rows begin with it, it is the begin-of-text token."""
-    refused: list[tuple[Any, Any]] = [
-        (padding(), LEFT), (padding(), RIGHT), (padding(0, "eos_token_id"), RIGHT), (padding(), {"input_ids": PADDED}),
-    ]  # fmt: skip
-    for target, prompts in refused:
-        with pytest.raises(ValueError, match="padding token 0"):
-            given_to(target, prompts)
-    for prompts in (LEFT.tolist(), [[0, 0, 2], [3, 1]], [[0, 1], [0, 3]]):
-        assert given_to(padding(), prompts) == prompts
+    """A token that only pads is never text. Of one that also ends or begins texts, one in a list may be
+    text; where all rows begin with it, it is the begin-of-text token."""
+    in_all_rows, in_one_row, twice = [[0, 1], [0, 3]], [0, 2], [[0, 0, 2], [3, 1]]
+    ends, pads = padding(0, "eos_token_id"), tokenizer(begins=False, pad_token="two")
+    refused: list[tuple[Any, Any, Any]] = [
+        *((padding(), None, prompts) for prompts in (LEFT, RIGHT, LEFT.tolist(), in_all_rows, in_one_row, twice)),
+        (padding(), None, {"input_ids": PADDED}),
+        *((llama(), pads, prompts) for prompts in (LEFT, [[2, 1], [2, 3]], in_one_row)),
+        *((ends, None, prompts) for prompts in (LEFT, RIGHT, twice, [0, 0, 2])),
+    ]
+    for target, known, prompts in refused:
+        with pytest.raises(ValueError, match=r"padding token [02]"):
+            generate(target, prompts, None, max_new_tokens=1, tokenizer=known, progress=False)
+    for prompts in (LEFT.tolist(), in_all_rows, [in_one_row]):
+        assert given_to(ends, prompts) == prompts
     assert given_to(padding(7), LEFT) == LEFT.tolist()
+    assert generate(llama(), ["two one"], None, max_new_tokens=1, tokenizer=pads).prompts == [[2, 1]]
 
 
 def test_a_setting_of_another_name_is_said_to_be_elsewhere() -> None:
@@ -439,6 +481,11 @@ def test_a_setting_of_another_name_is_said_to_be_elsewhere() -> None:
 
 class Bare:
     vocab = VOCAB
+
+
+@dataclass(frozen=True)
+class Richer(Sampling):
+    typical_p: float = 0.5
 
 
 class Restarting(ModelDrafter):
@@ -477,12 +524,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompts": ["hello"]}, "prompt 0"),
     ({"prompts": {"input_ids": [[1, 2]], "attention_mask": [[1]]}}, "attention_mask"),
     ({"prompts": {"input_ids": [[1, 2]], "attention_mask": [[2, 1]]}}, "attention_mask"),
+    ({"prompts": {"input_ids": [[1, 2]], "pixel_values": torch.ones(1)}}, "pixel_values"),
+    ({"prompts": {"input_ids": [[1, 2]], "position_ids": [[0, 2]]}}, "position_ids"),
+    (
+        {"prompts": {"input_ids": [[1]], "token_type_ids": [[1]]}, "target": refusing(gpt2()), "draft": None},
+        "token_type",
+    ),
+    ({"prompts": [{"role": "user", "content": "hello"}]}, "apply_chat_template"),
+    ({"sampling": Richer()}, "Richer"),
+    ({"sampling": RUNNING.generation_config}, "GenerationConfig"),
     ({"eos": VOCAB}, "eos"),
     ({"gamma": -1}, "gamma"),
     ({"max_new_tokens": 0}, "max_new_tokens"),
     ({"seed": -1}, "seed"),
     ({"batch_size": 0}, "batch_size"),
+    ({"seed": 2**64}, "seed"),
     ({"numbers": [0, 1]}, "2 numbers"),
+    ({"numbers": {0, 1, 2, 3}}, "0 numbers"),
+    ({"prompts": [[1]], "numbers": [2**64]}, "numbers"),
     ({"compile": "fast"}, "compile"),
     ({"max_new_tokens": LIMIT - 3}, "positions"),
     ({"draft": short_draft(), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),

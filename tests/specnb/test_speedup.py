@@ -126,6 +126,20 @@ def test_a_draft_that_costs_more_than_its_target_is_not_recommended(c: float, mo
     assert 0 < made.alpha.low <= made.alpha.value <= made.alpha.high < 1
 
 
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"draft": PromptLookupDrafter(5)}, "draft is .* must be a model"),
+        ({"draft": "auto"}, "draft is 'auto'"),
+        ({"repetitions": 2}, "repetitions"),
+        ({"largest": 0}, "largest"),
+    ],
+)
+def test_what_has_no_recommendation_is_refused(wrong: dict[str, Any], word: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=word):
+        recommend_gamma(TARGET, PROMPTS * 2, **({"draft": PAIR.draft, "new_tokens": 4} | wrong))
+
+
 @pytest.mark.parametrize(("low", "gamma"), [(0.9, 0), (1.0, 0), (1.1, 3)])
 def test_a_gamma_is_recommended_only_if_its_whole_interval_is_above_1(
     low: float, gamma: int, monkeypatch: pytest.MonkeyPatch
