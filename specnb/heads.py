@@ -284,39 +284,45 @@ class NextTokenHead(LayeredHead):
         return state
 
 
-class NextTokenLayers(MtpModel):
-    """The next-token layers of a target's own checkpoint, loaded by transformers, with the drafter's cache and mask.
+class NextTokenLayers(nn.Module):
+    """The next-token layers of a target's own checkpoint as transformers loads them, with the drafter's cache and mask.
 
     Each layer reads the states of the one before it, and predicts one token further.
     """
 
     hidden_layers = (-1,)
 
-    @property
-    def chained(self) -> int:
-        return len(self.layers)
+    def __init__(self, loaded: MtpModel) -> None:
+        super().__init__()
+        self.loaded: Any = loaded
+        self.cached = self.chained = len(loaded.layers)
 
-    cached = chained
+    @property
+    def embed_tokens(self) -> nn.Module:
+        return self.loaded.embed_tokens  # type: ignore[no-any-return]
 
     @property
     def lm_head(self) -> Callable[[Tensor], Tensor]:
-        return self._project_to_logits
+        return self.loaded._project_to_logits  # type: ignore[no-any-return]
 
     def combined(self, states: Tensor) -> Tensor:
         return states
 
     def after(self, state: Tensor, embedded: Tensor, slots: Tensor, cache: RaggedCache, layer: int) -> Tensor:
-        # The tokens of a layer stand one further than those of the layer before.
-        own: Any = cache
-        return self.forward_layer(layer, state, slots + layer, own, inputs_embeds=embedded)
-
-    def create_masks_for_mtp_layer(
-        self, layer_idx: int, inputs_embeds: Tensor, mtp_cache: Any, position_ids: Tensor
-    ) -> dict[str, Tensor]:
-        """The mask of the drafter's cache; that of transformers is for one row."""
-        kinds = getattr(self.config, "layer_types", None)
-        window = self.config.sliding_window if kinds and kinds[layer_idx] == "sliding_attention" else None
-        return {"attention_mask": pair_mask(position_ids - layer_idx, mtp_cache.seen, inputs_embeds.dtype, window)}
+        loaded, config = self.loaded, self.loaded.config
+        positions = slots + layer  # those of its tokens, which stand one further than in the layer before
+        kinds = getattr(config, "layer_types", None)
+        window = config.sliding_window if kinds and kinds[layer] == "sliding_attention" else None
+        rope = {"layer_type": kinds[layer]} if loaded.has_per_layer_rope else {}
+        state = loaded.layers[layer](
+            embedded,
+            state,
+            position_embeddings=loaded.rotary_emb(embedded, position_ids=positions, **rope),
+            attention_mask=pair_mask(slots, cache.seen, embedded.dtype, window),
+            position_ids=positions,
+            past_key_values=cache,
+        )
+        return loaded.shared_post_norm(state) if loaded.use_shared_post_norm else state
 
     def features(self, state: Tensor) -> Tensor:
         return state
@@ -386,17 +392,26 @@ class HeadDrafter(Drafter):
         if hasattr(head, "known"):
             self.output = output_rows(target, head)
 
-    @torch.no_grad()
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return self.in_turn(context, uniforms.shape[1], lambda position, q: sample(q, uniforms[:, position]))
+
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        """The q `(rows, n, vocab)` that `propose` would have used had it sampled `tokens` `(rows, n)`."""
+        width = tokens.shape[1]
+        return padded(*self.in_turn(context, width, lambda position, q: tokens[:, position]), width).q
+
+    @torch.no_grad()
+    def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
+        """At most `width` tokens, of which `choose(position, q)` returns one after the other."""
         # The last step may have accepted tokens of another drafter, as many as were asked for.
-        state = self.first_state(context, uniforms.shape[1])
+        state = self.first_state(context, width)
         draft_tokens: list[Tensor] = []
         distributions: list[Tensor] = []
-        for position, uniform in enumerate(uniforms[:, : self.most].unbind(dim=1)):
+        for position in range(width if self.most is None else min(width, self.most)):
             if position:
                 state = self.next_state(state, draft_tokens[-1], context.lengths + position - 1)
             distributions.append(self.q(self.head.features(state)))
-            draft_tokens.append(sample(distributions[-1], uniform))
+            draft_tokens.append(choose(position, distributions[-1]))
         return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
 
     def fewest(self, gamma: int) -> int:

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
 from specnb.distributions import Sampling
 from specnb.fast import Compile
@@ -186,7 +187,7 @@ def eagle3_head(
     )  # fmt: skip
 
 
-def next_token_layers(target: PreTrainedModel) -> Any:
+def next_token_layers(target: PreTrainedModel) -> NextTokenLayers:
     """The next-token layers in the checkpoint of `target`, loaded by transformers."""
     name, folder = type(target).__name__, target.config.name_or_path
     if not getattr(target.config.get_text_config(), "num_mtp_layers", None) or not folder:
@@ -195,10 +196,10 @@ def next_token_layers(target: PreTrainedModel) -> Any:
             "or name of a draft head as source"
         )
     try:
-        made: Any = NextTokenLayers.from_pretrained(target, device_map={"": target.device})
+        loaded = MtpModel.from_pretrained(target, device_map={"": target.device})
     except RuntimeError as error:
         raise ValueError(f"the checkpoint in {folder!r} lacks next-token layers of {name}, or parts of them") from error
-    return made.requires_grad_(False).eval()
+    return NextTokenLayers(loaded).eval()
 
 
 def save_head(head: Eagle3Head | NextTokenHead, folder: Path, target: PreTrainedModel, gamma: int = 3) -> None:

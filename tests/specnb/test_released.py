@@ -12,22 +12,20 @@ from typing import Any
 
 import pytest
 import torch
-from head_reference import logits_along
+from head_reference import PROMPTS, VOCAB, Steps, logits_along
 from safetensors.torch import load_file, save_file
 from tiny import roomy
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from specnb.distributions import Sampling
-from specnb.drafters import Context, Proposal
 from specnb.heads import AttentionDrafter, Eagle3Head, NextTokenHead
 from specnb.loading import in_double, load_model
 from specnb.released import load_drafter, save_head
 from specnb.sampler import generate
 
-VOCAB, WIDTH = 13, 8
+WIDTH = 8
 LAYERS = 8  # of the target, so that EAGLE-3's default layers are three
-PROMPTS = [[1], [2, 3, 4, 5, 6], [7, 8], [9, 10, 11], [12, 0, 3, 5], [4]]
 KEPT = [0, 1, 4, 5, 9, 11, 12]
 """Tokens of the target that a head with a map drafts."""
 Weights = dict[str, Tensor]
@@ -135,22 +133,6 @@ RELEASED: dict[str, Callable[[Path, PreTrainedModel], Path]] = {
     "next-token layer of a Qwen3": lambda folder, target: next_token(folder, target, QWEN3),
 }
 """Name -> makes a folder with a head."""
-
-
-class Steps:
-    """What a drafter proposed in each step, for the prefix of each row."""
-
-    def __init__(self, drafter: AttentionDrafter) -> None:
-        self.seen: list[tuple[Tensor, Proposal]] = []
-        propose = drafter.propose
-
-        def remembered(context: Context, uniforms: Tensor) -> Proposal:
-            made = propose(context, uniforms)
-            rows = zip(context.tokens, context.lengths, *made, strict=True)
-            self.seen += [(tokens[:length].clone(), Proposal(*each)) for tokens, length, *each in rows]
-            return made
-
-        drafter.propose = remembered  # type: ignore[method-assign]
 
 
 @torch.inference_mode()

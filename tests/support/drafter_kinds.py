@@ -11,6 +11,7 @@ import torch
 from tiny import ARCHITECTURES, near_copy
 from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
 from specnb.distributions import Sampling, sample
 from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
@@ -132,11 +133,10 @@ def next_token_layers(count: int = 2) -> AttentionDrafter:
     """`count` layers as in a checkpoint of DeepSeek, here of a Llama."""
     target = near_model("llama")
     target.config.num_mtp_layers = count
-    layers = NextTokenLayers(target, count)
-    for layer in layers.layers:  # not what is the target's
+    loaded: Any = MtpModel(target, count)
+    for layer in loaded.layers:  # not what is the target's
         random_head(layer)
-    placed: Any = layers
-    return AttentionDrafter(target, placed.to(DEVICE, target.dtype).eval())
+    return AttentionDrafter(target, NextTokenLayers(loaded.to(DEVICE, target.dtype).eval()))
 
 
 def parallel(count: int = 2) -> ParallelHeadsDrafter:

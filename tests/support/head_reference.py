@@ -12,8 +12,32 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from specnb.drafters import Context, Proposal
+from specnb.heads import AttentionDrafter
+
+VOCAB = 13
+PROMPTS = [[1], [2, 3, 4, 5, 6], [7, 8], [9, 10, 11], [12, 0, 3, 5], [4]]
 Weights: TypeAlias = Mapping[str, Tensor]
 Config: TypeAlias = Mapping[str, Any]
+
+
+class Steps:
+    """What a drafter proposed in each step, for the prefix of each row; it says the same of its
+    tokens when they are given to it."""
+
+    def __init__(self, drafter: AttentionDrafter) -> None:
+        self.seen: list[tuple[Tensor, Proposal]] = []
+        propose = drafter.propose
+
+        def remembered(context: Context, uniforms: Tensor) -> Proposal:
+            made = propose(context, uniforms)
+            forced = drafter.along(context, made.draft_tokens)
+            torch.testing.assert_close(forced, made.q, atol=1e-12, rtol=0)
+            rows = zip(context.tokens, context.lengths, *made, strict=True)
+            self.seen += [(tokens[:length].clone(), Proposal(*each)) for tokens, length, *each in rows]
+            return made
+
+        drafter.propose = remembered  # type: ignore[method-assign]
 
 
 def logits_along(
@@ -126,8 +150,8 @@ def attention(weights: Weights, inner: Config, own: str, read: Tensor) -> Tensor
         scores = query[number] @ key[of].T / math.sqrt(size)
         scores = scores.masked_fill(torch.ones(n, n, dtype=torch.bool).triu(1), -math.inf)
         mixed.append(scores.softmax(dim=-1) @ value[of])
-    made: Tensor = torch.cat(mixed, dim=-1) @ weights[f"{own}self_attn.o_proj.weight"].T
-    return made + weights.get(f"{own}self_attn.o_proj.bias", torch.zeros(1))
+    projected: Tensor = torch.cat(mixed, dim=-1) @ weights[f"{own}self_attn.o_proj.weight"].T
+    return projected + weights.get(f"{own}self_attn.o_proj.bias", torch.zeros(1))
 
 
 def turned(values: Tensor, angles: Tensor) -> Tensor:
@@ -141,11 +165,13 @@ def frequencies(inner: Config, size: int) -> Tensor:
     scaling = inner.get("rope_scaling")
     if scaling is None:
         return found.double()
-    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling["factor"]
+    kind = scaling.get("rope_type", scaling.get("type"))
+    factor: float = scaling["factor"]
     if kind == "linear":
         return (found / factor).double()
     assert kind == "llama3"
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    low: float = scaling["low_freq_factor"]
+    high: float = scaling["high_freq_factor"]
     turns = scaling["original_max_position_embeddings"] / (2 * math.pi / found)
     fast = ((turns - low) / (high - low)).clamp(0, 1)
     return ((1 - fast) * found / factor + fast * found).double()
