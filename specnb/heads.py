@@ -311,7 +311,7 @@ class NextTokenLayers(nn.Module):
     def after(self, state: Tensor, embedded: Tensor, slots: Tensor, cache: RaggedCache, layer: int) -> Tensor:
         loaded, config = self.loaded, self.loaded.config
         positions = slots + layer  # those of its tokens, which stand one further than in the layer before
-        kinds = getattr(config, "layer_types", None)
+        kinds: Any = getattr(config, "layer_types", None)
         window = config.sliding_window if kinds and kinds[layer] == "sliding_attention" else None
         rope = {"layer_type": kinds[layer]} if loaded.has_per_layer_rope else {}
         state = loaded.layers[layer](

@@ -3,17 +3,16 @@ transformers computes of one row over the whole sequence, in float64."""
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from head_reference import PROMPTS, VOCAB, Steps
+from head_reference import PROMPTS, Steps
 from safetensors.torch import load_file, save_file
-from tiny import SHAPE
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import MtpModel
@@ -22,19 +21,7 @@ from specnb.distributions import Sampling
 from specnb.loading import load_model
 from specnb.released import load_drafter
 from specnb.sampler import generate
-
-WIDTH, LAYERS = 16, 2
-SIZES: dict[str, Any] = SHAPE | {
-    "vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 16, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "max_position_embeddings": 128, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
-}  # fmt: skip
-ROUTED = {"n_routed_experts": 4, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "DeepseekV3": SIZES | ROUTED | {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4,
-                                    "v_head_dim": 6, "head_dim": 4},
-    "Glm4Moe": SIZES | ROUTED | {"head_dim": 8},
-    "Mellum": SIZES | {"head_dim": 8, "num_experts": 4, "sliding_window": 3},
-}  # fmt: skip
+from studies.drafters.released_formats import next_token_checkpoint
 
 
 class Double:
@@ -47,44 +34,10 @@ class Double:
         return getattr(torch, name)
 
 
-def checkpoint(folder: Path, family: str, count: int, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A random target with `count` next-token layers, which are saved as those that are released
-    are."""
-    model_class: Any = getattr(transformers, f"{family}ForCausalLM")
-    config_class: Any = getattr(transformers, f"{family}Config")
-    settings = dict(FAMILIES[family])
-    if family == "Mellum":
-        settings["layer_types"] = ["full_attention", "sliding_attention", "sliding_attention"]
-    # transformers finds the layers by patterns that hold the numbers of those that are released.
-    patterns = [r"^mtp\."] if family == "Mellum" else [rf"model\.layers\.{LAYERS + each}.*" for each in range(count)]
-    monkeypatch.setattr(model_class, "_keys_to_ignore_on_load_unexpected", patterns)
-    torch.manual_seed(0)
-    whole = model_class(config_class(**settings, num_hidden_layers=LAYERS + count)).eval()
-    for weight in whole.parameters():
-        if weight.dim() > 1:
-            weight.data.normal_(0, 0.4)
-    whole.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    for number in range(LAYERS, LAYERS + count):
-        own, norm = f"model.layers.{number}.", torch.rand(WIDTH) + 0.5
-        names = {"eh_proj": torch.randn(WIDTH, 2 * WIDTH) * 0.4, "enorm": norm, "hnorm": norm.flip(0)}
-        weights |= {f"{own}{name}.weight": one for name, one in names.items()}
-        weights[f"{own}shared_head.norm.weight"] = norm.roll(1)
-        if family == "Mellum":
-            released = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden",
-                        "shared_head.norm": "norm"}  # fmt: skip
-            for name in [name for name in weights if name.startswith(own)]:
-                part = name.removeprefix(own)
-                renamed = released.get(part.removesuffix(".weight"))
-                weights[f"mtp.{renamed}.weight" if renamed else f"mtp.layers.0.{part}"] = weights.pop(name)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"num_hidden_layers": LAYERS, "num_nextn_predict_layers": count}
-    for name in ("layer_types", "mlp_layer_types"):
-        if config.get(name):
-            config[name] = config[name][:LAYERS]
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
+@pytest.fixture
+def checkpoint(tmp_path: Path, family: str, count: int) -> Iterator[Path]:
+    with next_token_checkpoint(tmp_path, family, count) as folder:
+        yield folder
 
 
 @torch.inference_mode()
@@ -106,15 +59,14 @@ def logits_along(target: PreTrainedModel, layers: Any, tokens: Tensor, drafted: 
     return torch.stack(logits)
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("family", "count"), [("DeepseekV3", 1), ("Glm4Moe", 1), ("Glm4Moe", 2), ("Mellum", 1)])
 def test_every_q_is_that_of_transformers(
-    family: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, family: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a batch of two rows of unequal length, which other prompts take over; more tokens than
     layers are drafted by the last one."""
     monkeypatch.setattr(sys.modules[getattr(transformers, f"{family}ForCausalLM").__module__], "torch", Double())
-    target = load_model(checkpoint(tmp_path, family, count, monkeypatch), dtype=torch.float64)
+    target = load_model(checkpoint, dtype=torch.float64)
     target.set_experts_implementation("eager")  # the usual product of experts has no float64
     before = {name: weight.clone() for name, weight in target.state_dict().items()}
     config = target.config.to_dict()
@@ -136,11 +88,10 @@ def test_every_q_is_that_of_transformers(
     assert all(torch.equal(weight, before[name]) for name, weight in target.state_dict().items())
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_checkpoint_without_its_layers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoint(tmp_path, "Glm4Moe", 1, monkeypatch)
-    weights = load_file(tmp_path / "model.safetensors")
+@pytest.mark.parametrize(("family", "count"), [("Glm4Moe", 1)])
+def test_a_checkpoint_without_its_layers_is_refused(checkpoint: Path) -> None:
+    weights = load_file(checkpoint / "model.safetensors")
     del weights["model.layers.2.eh_proj.weight"]
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match="lacks next-token layers of Glm4MoeForCausalLM, or parts of them"):
-        load_drafter(load_model(tmp_path))
+        load_drafter(load_model(checkpoint))

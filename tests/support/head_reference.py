@@ -172,6 +172,7 @@ def frequencies(inner: Config, size: int) -> Tensor:
     assert kind == "llama3"
     low: float = scaling["low_freq_factor"]
     high: float = scaling["high_freq_factor"]
-    turns = scaling["original_max_position_embeddings"] / (2 * math.pi / found)
+    turns: Tensor = scaling["original_max_position_embeddings"] / (2 * math.pi / found)
     fast = ((turns - low) / (high - low)).clamp(0, 1)
-    return ((1 - fast) * found / factor + fast * found).double()
+    scaled: Tensor = (1 - fast) * found / factor + fast * found
+    return scaled.double()
