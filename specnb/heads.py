@@ -142,7 +142,21 @@ def pair_mask(slots: Tensor, seen: int, dtype: torch.dtype, window: int | None =
     return additive_mask(visible, dtype)
 
 
-class LayeredHead(nn.Module):
+class ReleasedHead(nn.Module):
+    """A head that reads the target's last hidden state as it is, and of which the output head reads the state."""
+
+    hidden_layers: tuple[int, ...] = (-1,)
+    cached = chained = 1  # layers with a cache, and those of which each drafts the next token
+
+    def combined(self, states: Tensor) -> Tensor:
+        """The state that enters, from the target's `hidden_layers`."""
+        return states
+
+    def features(self, state: Tensor) -> Tensor:
+        return state
+
+
+class LayeredHead(ReleasedHead):
     """What `Eagle3Head` and `NextTokenHead` share: parts of the model that `config` describes, a mask and positions."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
@@ -191,7 +205,6 @@ class Eagle3Head(LayeredHead):
 
     d2t: Tensor | None
     t2d: Tensor | None
-    chained = 1
 
     def __init__(
         self, config: PreTrainedConfig, hidden_layers: Sequence[int], draft_vocab: int | None = None, *,
@@ -261,9 +274,6 @@ class NextTokenHead(LayeredHead):
     It reads the target's last hidden state, after the last norm, and later its own.
     """
 
-    hidden_layers = (-1,)
-    cached = chained = 1
-
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__(config)
         layer = self.layer_class(self.config, 0)
@@ -272,25 +282,17 @@ class NextTokenHead(LayeredHead):
         layer.input_proj = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.mtp_layers = nn.ModuleList([layer])
 
-    def combined(self, states: Tensor) -> Tensor:
-        return states
-
     def after(self, state: Tensor, embedded: Tensor, slots: Tensor, cache: RaggedCache, layer: int) -> Tensor:
         only: Any = self.mtp_layers[0]
         both = torch.cat([only.token_layernorm(embedded), only.hidden_layernorm(state)], dim=-1)
         return only.final_layernorm(only(only.input_proj(both), **self.passed(embedded, slots, cache)))  # type: ignore[no-any-return]
 
-    def features(self, state: Tensor) -> Tensor:
-        return state
 
-
-class NextTokenLayers(nn.Module):
+class NextTokenLayers(ReleasedHead):
     """The next-token layers of a target's own checkpoint as transformers loads them, with the drafter's cache and mask.
 
     Each layer reads the states of the one before it, and predicts one token further.
     """
-
-    hidden_layers = (-1,)
 
     def __init__(self, loaded: MtpModel) -> None:
         super().__init__()
@@ -305,15 +307,12 @@ class NextTokenLayers(nn.Module):
     def lm_head(self) -> Callable[[Tensor], Tensor]:
         return self.loaded._project_to_logits  # type: ignore[no-any-return]
 
-    def combined(self, states: Tensor) -> Tensor:
-        return states
-
     def after(self, state: Tensor, embedded: Tensor, slots: Tensor, cache: RaggedCache, layer: int) -> Tensor:
         loaded, config = self.loaded, self.loaded.config
         positions = slots + layer  # those of its tokens, which stand one further than in the layer before
         kinds: Any = getattr(config, "layer_types", None)
         window = config.sliding_window if kinds and kinds[layer] == "sliding_attention" else None
-        rope = {"layer_type": kinds[layer]} if loaded.has_per_layer_rope else {}
+        rope = {"layer_type": kinds[layer]} if getattr(loaded, "has_per_layer_rope", False) else {}
         state = loaded.layers[layer](
             embedded,
             state,
@@ -323,9 +322,6 @@ class NextTokenLayers(nn.Module):
             past_key_values=cache,
         )
         return loaded.shared_post_norm(state) if loaded.use_shared_post_norm else state
-
-    def features(self, state: Tensor) -> Tensor:
-        return state
 
 
 # Heads by the name saved with them; others are added where they are defined

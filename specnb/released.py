@@ -82,33 +82,25 @@ def read_head(source: str | Path, folder: Path, target: PreTrainedModel) -> Any:
         raise ValueError(f"{str(source)!r} holds {found}, {advice(found)}")
     config = read_config(folder)
     require_verifier(source, config, target)
-    # Older files have the frequencies of positions, and speculators may save parts of its target.
-    names = {re.sub(r"^(model\.)?(midlayer\.|(?=layers\.))", lambda match: "layers.0." if match[2] else "", name): name
-             for name in tensors if not re.search(r"rotary_emb\.inv_freq$|^verifier_", name)}  # fmt: skip
-    weights = {name: tensors[stored] for name, stored in names.items()}
+    # Old files have the frequencies of positions, and speculators may save parts of the target.
+    weights = {
+        name.removeprefix("model.").replace("midlayer.", "layers.0."): one for name, one in tensors.items()
+        if not re.search(r"rotary_emb\.inv_freq$|^verifier_", name)
+        and not (found == MTP and name in ("embed_tokens.weight", "lm_head.weight"))
+    }  # fmt: skip
     with torch.device("meta"):
         head: Any = NextTokenHead(layer_config(config)) if found == MTP else eagle3_head(config, weights, target, file)
-    if found == MTP:  # those are the target's
-        weights = {name: one for name, one in weights.items() if name not in ("embed_tokens.weight", "lm_head.weight")}
     wanted = {name: tuple(one.shape) for name, one in head.state_dict().items()}
     if "d2t" in wanted:
-        weights.setdefault("t2d", require_map(weights["d2t"].long(), weights.get("t2d"), vocabulary(target), file))
-    wrong = {
-        "missing": sorted(wanted.keys() - weights.keys()),
-        "unknown to the format": sorted(weights.keys() - wanted.keys()),
-        "of another shape": [
-            f"{name} {tuple(one.shape)} for {wanted[name]}"
-            for name, one in weights.items() if name in wanted and tuple(one.shape) != wanted[name]
-        ],
-    }  # fmt: skip
-    for what, which in wrong.items():
-        if which:
-            raise ValueError(
-                f"{file} is not {found} as its {CONFIG} describes it: {len(which)} {what}: {', '.join(which[:5])}"
-            )
-    placed = {name: one.to(target.device, target.dtype if one.is_floating_point() else one.dtype)
-              for name, one in weights.items()}  # fmt: skip
-    head.load_state_dict(placed, assign=True)
+        weights["t2d"] = require_map(weights["d2t"].long(), weights.get("t2d"), vocabulary(target), file)
+    wrong = [f"{name} is missing" for name in sorted(wanted.keys() - weights.keys())]
+    for name, one in sorted(weights.items()):
+        if tuple(one.shape) != wanted.get(name):
+            wrong.append(f"{name} has shape {tuple(one.shape)} for {wanted.get(name, 'none: it is unknown')}")
+    if wrong:
+        raise ValueError(f"{file} is not {found} as its {CONFIG} describes it: {', '.join(wrong[:5])}")
+    floating = {name: one.to(target.dtype) for name, one in weights.items() if one.is_floating_point()}
+    head.load_state_dict(weights | floating, assign=True)
     return head.to(target.device).requires_grad_(False).eval()
 
 
@@ -130,20 +122,15 @@ def layer_config(config: Mapping[str, Any]) -> PreTrainedConfig:
 def require_verifier(source: str | Path, config: Mapping[str, Any], target: PreTrainedModel) -> None:
     """Raise `ValueError` if the head was made for another family of models, or for states of another width."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-    families = {name.split("For")[0] for name in verifier.get("architectures") or []}
-    own = target.config.get_text_config()
+    families = sorted({name.split("For")[0] for name in verifier.get("architectures") or []})
     inner = config.get("transformer_layer_config") or config
-    width = config.get("target_hidden_size") or inner.get("hidden_size")
-    named = f" ({verifier['name_or_path']})" if verifier.get("name_or_path") else ""
-    if families and type(target).__name__.split("For")[0] not in families:
-        made_for, given = " or ".join(sorted(families)), type(target).__name__
-    elif width != own.hidden_size:
-        made_for, given = f"states of width {width}", f"one with {own.hidden_size}"
-    else:
-        return
-    raise ValueError(
-        f"the head in {str(source)!r} was made for a target of {made_for}{named}, and this is {given}: give its own"
-    )
+    width, own = config.get("target_hidden_size") or inner.get("hidden_size"), target.config.get_text_config()
+    if (families and type(target).__name__.split("For")[0] not in families) or width != own.hidden_size:
+        made_for = " or ".join([*families, verifier.get("name_or_path") or "another model"])
+        raise ValueError(
+            f"the head in {str(source)!r} was made for {made_for} with states of width {width}, and the target is a "
+            f"{type(target).__name__} with {own.hidden_size}: give the target that it was made for"
+        )
 
 
 def require_map(d2t: Tensor, t2d: Tensor | None, vocab: int, file: Path) -> Tensor:

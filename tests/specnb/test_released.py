@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from specnb.distributions import Sampling
-from specnb.heads import AttentionDrafter, Eagle3Head, NextTokenHead
-from specnb.loading import in_double, load_model
+from specnb.heads import AttentionDrafter, AttentionHead, Eagle3Head, NextTokenHead
+from specnb.loading import TRAINED_PAIR, in_double, load_model, load_pair
 from specnb.released import load_drafter, save_head
 from specnb.sampler import generate
 
@@ -253,21 +253,21 @@ def verified_by(**verifier: Any) -> Callable[[Path], None]:
 
 OFFSETS = maps()["d2t"]
 BROKEN: dict[str, Callable[[Path], object]] = {
-    "model.safetensors is not an EAGLE-3 head .*: 1 missing: layers.0.hidden_norm.weight": with_weights(
+    "model.safetensors is not an EAGLE-3 head .*: layers.0.hidden_norm.weight is missing": with_weights(
         midlayer__hidden_norm__weight=None
     ),
-    "model.safetensors .*: 1 unknown to the format: more": with_weights(more=torch.ones(1)),
-    r"model.safetensors .*: 1 of another shape: fc.weight \(8, 16\) for \(8, 24\)": with_weights(
-        fc__weight=torch.ones(8, 16)
-    ),
-    r"lm_head.weight \(7, 8\) for \(6, 8\)": with_config(draft_vocab_size=6),
+    r"model.safetensors .*: more has shape \(1,\) for none: it is unknown": with_weights(more=torch.ones(1)),
+    r"model.safetensors .*: fc.weight has shape \(8, 16\) for \(8, 24\)": with_weights(fc__weight=torch.ones(8, 16)),
+    r"lm_head.weight has shape \(7, 8\) for \(6, 8\)": with_config(draft_vocab_size=6),
     "d2t in .*model.safetensors points outside": with_weights(d2t=OFFSETS + 1),
     "d2t in .*model.safetensors does not give each token once": with_weights(d2t=OFFSETS.sub(1).clamp(0)),
     "d2t .*, or not those of t2d": with_weights(t2d=maps()["t2d"].flip(0)),
     "drafts 7, without a map d2t, tokens, and the target has 13": with_weights(d2t=None, t2d=None),
     "drafts 7 of 12 tokens, and the target has 13": with_config(vocab_size=12),
-    "made for a target of states of width 16, and this is one with 8": with_config(hidden_size=16),
-    r"made for a target of Qwen3 \(a/b\), and this is LlamaForCausalLM": verified_by(
+    "made for another model with states of width 16, and the target is a LlamaForCausalLM with 8": with_config(
+        hidden_size=16
+    ),
+    "made for Qwen3 or a/b with states of width 8, and the target is a LlamaForCausalLM with 8": verified_by(
         name_or_path="a/b", architectures=["Qwen3ForCausalLM"]
     ),
     "reads hidden states .2, 4, 8., and this target of 8 layers has 0 to 7": with_config(
@@ -346,6 +346,13 @@ def test_load_model_says_that_a_folder_is_a_draft(name: str, target: PreTrainedM
     folder = RELEASED[name](tmp_path, target)
     with pytest.raises(ValueError, match=re.escape(f"give it to load_drafter(target, {str(folder)!r})")):
         load_model(folder)
+
+
+def test_a_head_of_this_package_is_loaded() -> None:
+    target = load_pair(dtype="bfloat16").target
+    drafter = load_drafter(target, TRAINED_PAIR / "draft-attention")
+    assert isinstance(drafter.head, AttentionHead)
+    assert drafter.dtype == torch.bfloat16
 
 
 def test_a_model_is_no_draft_and_a_target_without_next_token_layers_has_none(
