@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specnb.loading import Pair, load_model, load_pair
     from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
     from specnb.record import Generation, StepRecord
+    from specnb.released import load_drafter
     from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
     from specnb.sampler import Hooks, Sampler, generate
     from specnb.speedup import measure_speedup, recommend_gamma
@@ -48,6 +49,7 @@ _HOMES = {
     "loading": "Pair load_model load_pair",
     "ngram": "NgramDrafter NgramModel PromptLookupDrafter",
     "record": "Generation StepRecord",
+    "released": "load_drafter",
     "rules": "exact_match greedy_verification lenient_verification token_verification",
     "sampler": "Hooks Sampler generate",
     "speedup": "measure_speedup recommend_gamma",

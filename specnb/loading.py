@@ -17,8 +17,10 @@ from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 from transformers.utils import logging
 
+from specnb.formats import require_no_draft
 from specnb.support import DTYPES
 
 _INSTALLED, _CHECKOUT = Path(__file__).parent / "_pair", Path(__file__).parents[1] / "data" / "pair"
@@ -80,7 +82,7 @@ def load_pair(
     >>> load_pair(dtype=torch.float64).draft.dtype
     torch.float64
     """
-    folders = [_folder(target), _folder(draft)]
+    folders = [folder_of(target), folder_of(draft)]
     tokenizers = [AutoTokenizer.from_pretrained(folder, trust_remote_code=False) for folder in folders]
     differing = {token for token, _ in tokenizers[0].get_vocab().items() ^ tokenizers[1].get_vocab().items()}
     if differing:
@@ -92,11 +94,11 @@ def load_pair(
     return Pair(load_model(folders[0], device, dtype), load_model(folders[1], device, dtype), tokenizers[0])
 
 
-def _folder(name: str | Path) -> Path:
+def folder_of(name: str | Path, files: list[str] = HUB_FILES) -> Path:
     if Path(name).is_dir():
         return Path(name)
     # Here, because transformers would look for a conversion by others where a model has no safetensors.
-    return Path(snapshot_download(str(name), allow_patterns=HUB_FILES, ignore_patterns=HUB_IGNORED))
+    return Path(snapshot_download(str(name), allow_patterns=files, ignore_patterns=HUB_IGNORED))
 
 
 def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:
@@ -105,7 +107,7 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     Raises
     ------
     ValueError
-        For a draft head, which gives no distributions by itself; if a tensor of the model is missing in
+        For a draft, which gives no distributions by itself (`load_drafter`); if a tensor of the model is missing in
         the file, the file has one that the model does not know, or a number in the weights is not
         finite; for a configuration that names attention or experts of another package.
 
@@ -113,11 +115,9 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     --------
     >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
     """
-    folder = _folder(name)
+    folder = folder_of(name)
+    require_no_draft(name, folder)
     config = PreTrainedConfig.get_config_dict(folder)[0]
-    architectures = ", ".join(config.get("architectures") or [])
-    if "Eagle" in architectures or "Draft" in architectures:
-        raise ValueError(f"{str(name)!r} is no model but a head ({architectures}) that drafts from a target's states")
     if others := sorted(set(_implementations(config)) - IMPLEMENTATIONS):
         raise ValueError(
             f"the configuration of {str(name)!r} names {', '.join(others)}, which transformers may fetch and execute; "
@@ -162,21 +162,26 @@ def _require_finite(name: str | Path, model: PreTrainedModel) -> None:
             raise ValueError(f"the model in {str(name)!r} has a number in {key} that is NaN or infinite")
 
 
+STATIC = ("default", "linear", "llama3", "yarn")  # rotary embeddings whose frequencies do not depend on the lengths
+
+
 class DoubleRotary(LlamaRotaryEmbedding):
     @torch.no_grad()
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         # In double here, because a copy of the model may have been converted to another dtype since.
         angles = position_ids[..., None].double() * self.inv_freq.to(x.device, torch.float64)
         angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cosines, sines = angles.cos() * self.attention_scaling, angles.sin() * self.attention_scaling
+        return cosines.to(x.dtype), sines.to(x.dtype)
 
 
-def in_double(model: PreTrainedModel) -> None:
+def in_double(model: nn.Module) -> None:
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, LlamaRMSNorm):
+            if isinstance(child, LlamaRMSNorm | Qwen3RMSNorm):
                 norm = nn.RMSNorm(child.weight.shape, eps=child.variance_epsilon, device="meta")
                 norm.weight = child.weight
                 setattr(parent, name, norm.train(child.training))
-            elif isinstance(child, LlamaRotaryEmbedding) and child.rope_type == "default":
-                setattr(parent, name, DoubleRotary(child.config).to(child.inv_freq.device))
+            elif isinstance(child, LlamaRotaryEmbedding | Qwen3RotaryEmbedding) and child.rope_type in STATIC:
+                config: Any = child.config
+                setattr(parent, name, DoubleRotary(config).to(child.inv_freq.device))

@@ -4,17 +4,18 @@ drafter test runs on."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from tiny import ARCHITECTURES, near_copy
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
 from specnb.distributions import Sampling, sample
 from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
-from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter
+from specnb.heads import AttentionDrafter, AttentionHead, Eagle3Head, FallbackDrafter, NextTokenHead, NextTokenLayers
 from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.trees import independent_children
 from studies.drafters.drafters import CountedCopy
@@ -110,6 +111,34 @@ def attending_some() -> AttentionDrafter:
     return AttentionDrafter(target, random_head(head))
 
 
+def layer_config(**settings: Any) -> LlamaConfig:
+    """Of one layer for the tiny models."""
+    sizes: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 16, "num_hidden_layers": 1,
+                             "num_attention_heads": 2, "num_key_value_heads": 1}  # fmt: skip
+    return LlamaConfig(**(sizes | settings))
+
+
+def eagle3() -> AttentionDrafter:
+    """Drafts three of the four tokens, with embeddings of its own."""
+    head = Eagle3Head(layer_config(), (0, 1), draft_vocab=3, own_embedding=True, norm_before_residual=True)
+    head.choose(torch.tensor([0, 1, 3]))
+    return AttentionDrafter(near_model("llama"), random_head(head))
+
+
+def next_token() -> AttentionDrafter:
+    return AttentionDrafter(near_model("llama"), random_head(NextTokenHead(layer_config())))
+
+
+def next_token_layers(count: int = 2) -> AttentionDrafter:
+    """`count` layers as in a checkpoint of DeepSeek, here of a Llama."""
+    target = near_model("llama")
+    target.config.num_mtp_layers = count
+    loaded: Any = MtpModel(target, count)
+    for layer in loaded.layers:  # not what is the target's
+        random_head(layer)
+    return AttentionDrafter(target, NextTokenLayers(loaded.to(DEVICE, target.dtype).eval()))
+
+
 def parallel(count: int = 2) -> ParallelHeadsDrafter:
     return ParallelHeadsDrafter(near_model("llama"), random_head(ParallelHeads(WIDTH, 16, count)))
 
@@ -141,6 +170,9 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "recurrent head": recurrent,
     "attention head": attending,
     "attention head of some tokens": attending_some,
+    "EAGLE-3 head": eagle3,
+    "next-token head": next_token,
+    "two next-token layers": next_token_layers,
     "parallel heads": parallel,
     "copy, otherwise a head": lambda: FallbackDrafter(lookup(shortest=2), attending()),
     "copy, otherwise a token of a head": lambda: FallbackDrafter(lookup(shortest=2), attending(most=1)),
