@@ -173,17 +173,24 @@ class HeadDrafter(Drafter):
         if compile == "auto":
             pack(nn.ModuleList([self.head, self.output] if self.proposed is not None else [self.head]))
 
-    @torch.no_grad()
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return self.in_turn(context, uniforms.shape[1], lambda position, q: sample(q, uniforms[:, position]))
+
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        width = tokens.shape[1]
+        return padded(*self.in_turn(context, width, lambda position, q: tokens[:, position]), width).q
+
+    @torch.no_grad()
+    def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
         # The last step may have accepted tokens of another drafter, as many as were asked for.
-        state = self.first_state(context, uniforms.shape[1])
+        state = self.first_state(context, width)
         draft_tokens: list[Tensor] = []
         distributions: list[Tensor] = []
-        for position, uniform in enumerate(uniforms[:, : self.most].unbind(dim=1)):
+        for position in range(width if self.most is None else min(self.most, width)):
             if position:
                 state = self.next_state(state, draft_tokens[-1], context.lengths + position - 1)
             distributions.append(self.q(self.head.features(state)))
-            draft_tokens.append(sample(distributions[-1], uniform))
+            draft_tokens.append(choose(position, distributions[-1]))
         return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
 
     def fewest(self, gamma: int) -> int:
@@ -293,6 +300,11 @@ class FallbackDrafter(Drafter):
             copied.draft_tokens.where(copies, sampled.draft_tokens),
             copied.q.to(sampled.q.dtype).where(copies[..., None], sampled.q),
         )
+
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        copied, sampled = (drafter.along(context, tokens) for drafter in (self.copy, self.head))
+        copies = copied[:, :1].sum(dim=-1, keepdim=True) > 0
+        return copied.to(sampled.dtype).where(copies, sampled)
 
     def update(self, context: Context, outcome: Outcome) -> None:
         self.copy.update(context, outcome)

@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 from specnb.arguments import named_settings, require_whole, shown
 from specnb.cache import LEAST_SLOTS
 from specnb.check import Check, require_agreement
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel, has_code_of_its_own, looks_of
 from specnb.loading import Pair
-from specnb.ngram import PromptLookupDrafter
 from specnb.prompts import Prompts, Tokens, as_list, padding_tokens, require_tokens, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows, now
 from specnb.rules import Rule, token_verification

@@ -12,10 +12,10 @@ from tiny import ARCHITECTURES, near_copy
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, sample
-from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
+from specnb.drafters import ChainDrafter, Context, Drafter, ModelDrafter, Proposal, TreeDrafter
 from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter
-from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.trees import independent_children
 from studies.drafters.drafters import CountedCopy
 from studies.drafters.early_exit import early_exit
@@ -23,6 +23,7 @@ from studies.drafters.egag import EntropyGuidedDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeads, ParallelHeadsDrafter, RecurrentHead
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.length import Calibration, StopDrafter
+from studies.drafters.tables import MixtureDrafter, NgramDrafter, NgramModel, UniformDrafter
 
 Head = TypeVar("Head", bound=nn.Module)
 VOCAB, WIDTH = 4, 8  # of the tiny models
