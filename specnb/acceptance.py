@@ -23,7 +23,7 @@ from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.drafters import Context, Drafter
 from specnb.loading import Pair
-from specnb.prompts import Prompts, require_tokens
+from specnb.prompts import Prompts, require_tokens, token_lists
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, Sampler, require_models
 from specnb.statistics import Estimate, bootstrap_indices, interval, ratio_of_sums
@@ -99,9 +99,9 @@ class Acceptance:
 
             sum over y of prod_{i <= d} min(p(y_i), q(y_i)) = E[b_1 ... b_{d-1} beta_d].
 
-        For a draft token y comes with q(y) and is accepted with min(1, p(y) / q(y)), so that both
-        happen with min(p, q); and the text comes from p, so that min(p, q) is p times b. The mean
-        of the last b, given the tokens before, is beta_d.
+        Because a draft token y is sampled with q(y) and accepted with min(1, p(y) / q(y)), both
+        happen with min(p, q). The text comes from p, and min(p, q) is p times b. The mean of the
+        last b, given the tokens before, is beta_d.
 
         A loop does not begin steps at all places alike. A step emits the n tokens of the text with
         probability prod_{i < n} min(p, q) times p - min(p, q) of the last one, or times p if n =
@@ -259,6 +259,7 @@ def measure_acceptance(
         else:
             require_models(model, each)
     prompts = sampler.token_lists(prompts)
+    require_tokens(prompts, [], vocabulary(model))
     written = None if completions is None else _written(completions, prompts, sampler.tokenizer, vocabulary(model))
     longest = new_tokens if written is None else max(map(len, written))
     sequences: list[list[int]] = []
@@ -288,12 +289,12 @@ def measure_acceptance(
 
 
 def _written(completions: Sequence[Any], prompts: list[list[int]], tokenizer: Any, vocab: int) -> list[list[int]]:
-    if tokenizer is not None:  # without the begin token, which stands before the prompt
-        completions = [
-            tokenizer(one, add_special_tokens=False)["input_ids"] if isinstance(one, str) else one
-            for one in completions
-        ]
-    written = [list(map(int, one)) for one in completions]
+    if any(isinstance(one, str) for one in completions):
+        if tokenizer is None:
+            raise TypeError("completions are texts; give a Pair, whose tokenizer reads them, or lists of tokens")
+        # Without the begin token, which stands before the prompt.
+        completions = [tokenizer(one, add_special_tokens=False)["input_ids"] for one in completions]
+    written = token_lists(completions)
     if len(written) != len(prompts) or not all(written):
         raise ValueError(
             f"{len(prompts)} prompts have {len(written)} completions, of 0 tokens or more; give one of at least a "
@@ -336,7 +337,16 @@ class _Text:
         whole = max(map(len, self.sequences))
         require_context(drafter.draft_model, whole - 1, 0)
         known = pad(_rows(self.prompts, self.p.device)[0], (0, whole + gamma - int(lengths.max())))
-        context = Context(known, lengths, self.states(drafter.hidden_layers, known.shape[1]))
+        states, slots = self.states(drafter.hidden_layers), torch.arange(whole - 1, device=self.p.device)
+
+        def seen(lengths: Tensor) -> Context:
+            """Without the tokens, and the states, that a loop does not know yet."""
+            if states is None:
+                return Context(known, lengths)
+            until = states.masked_fill((slots >= lengths[:, None] - 1)[..., None], 0.0)
+            return Context(known, lengths, pad(until, (0, 0, 0, known.shape[1] - until.shape[1])))
+
+        context = seen(lengths)
         drafter.start(context)
         measured = []
         for place in range(places):
@@ -346,18 +356,17 @@ class _Text:
             measured.append(pad(each, (0, 0, 0, gamma - each.shape[1])))
             newest = self.tokens[:, place]
             known.scatter_(1, context.lengths[:, None], newest[:, None])
-            context = context._replace(lengths=context.lengths + (place + 1 < self.counts))
+            context = seen(context.lengths + (place + 1 < self.counts))
             drafter.update(context, Outcome(torch.zeros_like(newest), newest))
         return torch.stack(measured, dim=1)
 
-    def states(self, layers: tuple[int, ...], slots: int) -> Tensor | None:
-        """The target's hidden states `(rows, slots, width)`."""
+    def states(self, layers: tuple[int, ...]) -> Tensor | None:
+        """The target's hidden states `(rows, tokens, width)` at all tokens but the last."""
         if not layers:
             return None
-        tokens = _rows(self.sequences, self.target.device)[0]
+        tokens = _rows([one[:-1] for one in self.sequences], self.target.device)[0]
         output = self.target(input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1)
-        states = torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
-        return pad(states, (0, 0, 0, slots - states.shape[1]))
+        return torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
 
 
 def _rows(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
