@@ -143,9 +143,9 @@ class Acceptance:
                 f"{name}: alpha {alpha}, the mean overlap of p and q",
                 f"gamma {len(rates.marginal)}: {_short(rates.tokens_per_step)} tokens per step, of which "
                 f"{_short(rates.accepted_per_step)} are draft tokens",
-                f"{'depth':<7}{'conditional':<22}marginal",
+                f"{'depth':<7}{'conditional':<25}marginal",
                 *(
-                    f"{depth:<7}{_short(given):<22}{_short(of_all)}"
+                    f"{depth:<7}{_short(given):<25}{_short(of_all)}"
                     for depth, (given, of_all) in enumerate(zip(rates.conditional, rates.marginal, strict=True), 1)
                 ),
             ]
@@ -194,7 +194,7 @@ def expected_steps(kept: Array) -> Array:
     `kept` `(rows, places, gamma)` is min(1, q / p) of the text's tokens from each place on.
 
     >>> expected_steps(np.array([[[0.5], [1.0], [0.0]]]))
-    array([[1.  , 0.5 , 0.75]])
+    array([[1. , 0.5, 0.5]])
     """
     rows, places, gamma = kept.shape
     ones = np.ones((rows, places, 1))
