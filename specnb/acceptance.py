@@ -26,12 +26,12 @@ from specnb.loading import Pair
 from specnb.prompts import Prompts, require_tokens, token_lists
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, Sampler, require_models
-from specnb.statistics import Estimate, bootstrap_indices, interval, ratio_of_sums
+from specnb.statistics import Estimate, bootstrap, ratio_of_sums
 from specnb.support import TokenMap, require_context, require_supported, vocabulary
 
 Array = NDArray[np.float64]
 Draft = PreTrainedModel | Drafter
-FEWEST, RESAMPLES = 8, 4000  # sequences, over which an interval resamples
+FEWEST, RESAMPLES = 8, 1000  # sequences, over which an interval resamples
 
 
 class DepthRates(NamedTuple):
@@ -90,7 +90,7 @@ class Acceptance:
     def by_depth(self, draft: str = "draft", gamma: int | None = None, seed: int = 0) -> DepthRates:
         """Rates by depth, and tokens per step, of a loop with `gamma` draft tokens, by default all that were measured.
 
-        Intervals are over at least 8 rows, otherwise NaN.
+        Intervals are over at least 8 rows, otherwise NaN, and n is the number of rows.
 
         Notes
         -----
@@ -115,23 +115,15 @@ class Acceptance:
         if not 1 <= gamma <= measured.shape[2]:
             raise ValueError(f"gamma is {gamma}, and drafts of 1 to {measured.shape[2]} tokens were measured")
         sums = depth_sums(measured[:, :, :gamma])
-        values = depth_rates(sums.sum(axis=0))
-        low, high = np.full((2, len(values)), np.nan)
-        if len(sums) >= FEWEST:
-            chosen = bootstrap_indices(len(sums), RESAMPLES, seed)
-            counts = np.array([np.bincount(rows, minlength=len(sums)) for rows in chosen])
-            each = depth_rates(counts @ sums).T
-            ends = [interval(one[~np.isnan(one)]) if not np.isnan(one).all() else (np.nan, np.nan) for one in each]
-            low, high = np.array(ends).T
-        reached, tested, _ = np.split(sums.sum(axis=0), 3)
-        sizes = [*tested, *[reached[0]] * (gamma + 1)]
-        rates = [
-            Estimate(float(value), float(from_), float(to), int(size))
-            for value, from_, to, size in zip(values, low, high, sizes, strict=True)
-        ]
-        accepted = rates[-1]
-        emitted = Estimate(accepted.value + 1, accepted.low + 1, accepted.high + 1, accepted.n)
-        return DepthRates(rates[gamma:-1], rates[:gamma], emitted, accepted)
+
+        def rate(column: int, more: float = 0) -> Estimate:
+            one = bootstrap(
+                lambda rows: depth_rates(sums[rows].sum(axis=-2))[..., column] + more, len(sums), RESAMPLES, seed
+            )
+            return one if len(sums) >= FEWEST else one._replace(low=np.nan, high=np.nan)
+
+        conditional, marginal = ([rate(first + depth) for depth in range(gamma)] for first in (0, gamma))
+        return DepthRates(marginal, conditional, rate(2 * gamma, more=1), rate(2 * gamma))
 
     def __str__(self) -> str:
         few = len(self.sequences) < FEWEST
