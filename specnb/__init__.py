@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from specnb.acceptance import measure_acceptance
     from specnb.beam import beam_search
     from specnb.cache import crop
+    from specnb.copies import PromptLookupDrafter
     from specnb.distributions import Sampling, overlap, residual, standardise, total_variation
-    from specnb.drafters import Drafter, MixtureDrafter, ModelDrafter, Proposal
+    from specnb.drafters import Drafter, ModelDrafter, Proposal
     from specnb.enumeration import joint_distribution, step_distribution
     from specnb.exactness import judge_drafter, judge_rule
     from specnb.loading import Pair, load_model, load_pair
-    from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter
     from specnb.record import Generation, StepRecord
     from specnb.released import load_drafter
     from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
@@ -42,12 +42,12 @@ _HOMES = {
     "acceptance": "measure_acceptance",
     "beam": "beam_search",
     "cache": "crop",
+    "copies": "PromptLookupDrafter",
     "distributions": "Sampling overlap residual standardise total_variation",
-    "drafters": "Drafter MixtureDrafter ModelDrafter Proposal",
+    "drafters": "Drafter ModelDrafter Proposal",
     "enumeration": "joint_distribution step_distribution",
     "exactness": "judge_drafter judge_rule",
     "loading": "Pair load_model load_pair",
-    "ngram": "NgramDrafter NgramModel PromptLookupDrafter",
     "record": "Generation StepRecord",
     "released": "load_drafter",
     "rules": "exact_match greedy_verification lenient_verification token_verification",

@@ -1,12 +1,12 @@
-"""Drafters: the interface, chains and trees from a draft model, and mixtures.
+"""Drafters: the interface, chains and trees from a draft model.
 
 To write one, inherit from `ChainDrafter` and give a next-token distribution, or from `Drafter`;
-`specnb.exactness.judge_drafter` checks it. Others are in `specnb.ngram` and `specnb.heads`.
+`specnb.exactness.judge_drafter` checks it. Others are in `specnb.copies` and `specnb.heads`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_number, shown
 from specnb.cache import CachedModel, LengthBound, prefill
 from specnb.distributions import Sampling, sample, standardise
 from specnb.fast import Compile, PrivateModel
@@ -140,6 +139,36 @@ class Drafter:
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
 
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        """The q `(rows, n, vocab)` that `propose` would have used had it sampled `tokens` `(rows, n)`; 0 for none.
+
+        Called in place of `propose`, after `start`. By default `propose` is called n times, with
+        uniforms at which its q has these tokens; after one that a row cannot sample, q is 0. A
+        class that has it in one pass writes this method beside `propose`.
+        """
+        if self.parents is not None:
+            raise TypeError(f"{type(self).__name__} proposes a tree, and `along` follows one path; give a chain")
+        uniforms = torch.full(tokens.shape, 0.5, dtype=torch.float64, device=tokens.device)
+        possible = torch.ones_like(context.lengths, dtype=torch.bool)
+        distributions = []
+        for position, token in enumerate(tokens.unbind(dim=1)):
+            proposed, q = padded(*self.propose(context, uniforms), tokens.shape[1])
+            strayed = (proposed != tokens)[:, :position].any(dim=1) & possible
+            if bool(strayed.any()):
+                raise ValueError(
+                    f"{type(self).__name__} does not sample its q with `uniforms` alone, in order, so tokens cannot be "
+                    "given to it; write along(context, tokens)"
+                )
+            distributions.append(q[:, position].where(possible[:, None], 0.0))
+            uniforms[:, position], chance = _middle(q[:, position], token)
+            possible = possible & (chance > 0)
+        return torch.stack(distributions, dim=1)
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "propose" in vars(cls) and "along" not in vars(cls):
+            cls.along = Drafter.along  # type: ignore[method-assign]  # an inherited one is of another `propose`
+
     def fewest(self, gamma: int) -> int:
         """The usual number in steps with fewer than `gamma` draft tokens; passes over so many are compiled, too."""
         return gamma if self.draft_model is not None or self.hidden_layers else 0
@@ -147,6 +176,13 @@ class Drafter:
     def update(self, context: Context, outcome: Outcome) -> None:
         """Learn which tokens were accepted, `outcome.accepted` `(rows,)` or `outcome.path`, at the end of a step."""
         return
+
+
+def _middle(q: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+    """The middle `(rows,)` of the uniforms at which `sample` returns `token`, and the probability of the token."""
+    chance = q.gather(-1, token[:, None])[:, 0].double()
+    cumulative = q.cumsum(dim=-1, dtype=torch.float64)
+    return (cumulative.gather(-1, token[:, None])[:, 0] - chance / 2) / cumulative[:, -1].clamp_min(1e-9), chance
 
 
 class ChainDrafter(Drafter):
@@ -175,18 +211,26 @@ class ChainDrafter(Drafter):
         raise NotImplementedError(f"{type(self).__name__} has no distribution(context, position)")
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return self.in_turn(context, uniforms.shape[1], lambda position, q: sample(q, uniforms[:, position]))
+
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        width = tokens.shape[1]
+        return padded(*self.in_turn(context, width, lambda position, q: tokens[:, position]), width).q
+
+    def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
+        """At most `width` tokens, of which `choose(position, q)` returns one after the other."""
         # Draft tokens of -1 may lie beyond a row's length; an index must be a token.
-        tokens, lengths = pad(context.tokens.clamp_min(0), (0, uniforms.shape[1])), context.lengths
+        tokens, lengths = pad(context.tokens.clamp_min(0), (0, width)), context.lengths
         going = torch.ones_like(lengths, dtype=torch.bool)
         draft_tokens, distributions = [], []
-        for position, uniform in enumerate(uniforms.unbind(dim=1)):
+        for position in range(width):
             q = self.distribution(context._replace(tokens=tokens, lengths=lengths), position)
             going = going & ~(q.sum(dim=-1) <= 0)  # NaN goes on, to the check of the step
             if lengths.device.type == "cpu" and not going.any():
                 break
             q = q.where(going[:, None], 0.0)
             distributions.append(q)
-            draft_tokens.append(sample(q, uniform).where(going, -1))
+            draft_tokens.append(choose(position, q).where(going, -1))
             tokens.scatter_(1, lengths[:, None], draft_tokens[-1].clamp_min(0)[:, None])
             lengths = lengths + going
         if not draft_tokens:
@@ -204,13 +248,6 @@ def padded(draft_tokens: Tensor, q: Tensor, gamma: int) -> Proposal:
     if not missing:
         return Proposal(draft_tokens, q)
     return Proposal(pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing)))
-
-
-def require_part(name: str, drafter: Any) -> None:
-    if not isinstance(drafter, ChainDrafter) or drafter.parents is not None:
-        raise TypeError(
-            f"{name} is {shown(drafter)}; it must be a ChainDrafter of chains, such as ModelDrafter(model, sampling)"
-        )
 
 
 def require_own_batch(drafter: Any, sizes: tuple[Any, ...]) -> None:
@@ -303,6 +340,14 @@ class ModelDrafter(ChainDrafter):
             newest, slots = draft_tokens[-1][:, None], slots[:, -1:] + 1
         return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
 
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        newest, slots = self._newest(context.tokens, context.lengths, NEWEST)
+        width = tokens.shape[1]
+        ahead = context.lengths[:, None] + torch.arange(width - 1, device=slots.device)
+        fed = torch.cat([newest, tokens[:, :-1]], dim=1)
+        logits = self.runner.run(fed, torch.cat([slots, ahead], dim=1), keep=width)
+        return standardise(logits, self.sampling, check=False)
+
     def distribution(self, context: Context, position: int) -> Tensor:
         newest, slots = self._newest(context.tokens, context.lengths, 1 if position else NEWEST)
         return self._after(newest, slots, self.runner.cache.least(slots, bound=context.bound))
@@ -318,45 +363,6 @@ class ModelDrafter(ChainDrafter):
 
     def sample(self, probs: Tensor, uniform: Tensor) -> Tensor:
         return sample(probs, uniform)
-
-
-class MixtureDrafter(ChainDrafter):
-    """Samples from `weight` x first + (1 - `weight`) x second, or from one of them if the other proposes nothing.
-
-    Examples
-    --------
-    >>> from specnb.ngram import PromptLookupDrafter, UniformDrafter
-    >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2, shortest=1), UniformDrafter(2), weight=0.5)
-    >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
-    tensor([[0.2500, 0.7500],
-            [0.5000, 0.5000]])
-    """
-
-    def __init__(self, first: ChainDrafter, second: ChainDrafter, weight: float = 1.0) -> None:
-        require_part("first", first)
-        require_part("second", second)
-        require_number(most=1.0, weight=weight)
-        self.first, self.second, self.weight = first, second, weight
-        self.vocab = first.vocab
-        self.draft_model = second.draft_model or first.draft_model
-        self.hidden_layers = tuple(first.hidden_layers or second.hidden_layers)
-        self.can_refill = first.can_refill and second.can_refill
-        self.capturable = first.capturable and second.capturable
-
-    def start(self, context: Context, rows: Tensor | None = None) -> None:
-        self.first.start(context, rows)
-        self.second.start(context, rows)
-
-    def distribution(self, context: Context, position: int) -> Tensor:
-        first, second = (drafter.distribution(context, position) for drafter in (self.first, self.second))
-        # A row proposes nothing if its sum is 0; NaN is a proposal.
-        has_first, has_second = (~(q.sum(dim=-1, keepdim=True) <= 0) for q in (first, second))
-        mixture = self.weight * first + (1 - self.weight) * second
-        return mixture.where(has_first & has_second, first.where(has_first, second))
-
-    def update(self, context: Context, outcome: Outcome) -> None:
-        self.first.update(context, outcome)
-        self.second.update(context, outcome)
 
 
 def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:

@@ -1,7 +1,7 @@
 """Exact enumeration: the joint distribution that a rule gives to everything a step emits, without sampling.
 
-Probabilities of a plan are multiplied out in float64 over every tree of draft tokens. Rules without
-a plan, and drafters, are asked in every cell of uniforms in which their answer is constant.
+Probabilities of a plan are multiplied out in float64 over every tree of draft tokens. Drafters are
+asked in every cell of uniforms in which their answer is constant.
 """
 
 from __future__ import annotations
@@ -13,32 +13,17 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from specnb.arguments import shown
 from specnb.distributions import Conditional, normalise
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, padded
-from specnb.rules import (
-    Plan,
-    PlannedRule,
-    Rule,
-    exact_match,
-    rejection_sampling,
-    require_outcome,
-    token_verification,
-)
+from specnb.rules import Plan, PlannedRule, Rule, token_verification
 from specnb.trees import Scheme, TokenTree, chain, independent_children, leaves_first
 
 # The probability of each sequence that a step can emit: accepted draft tokens, then the last token
 Emissions = dict[tuple[int, ...], float]
 
-MIN_CELL_WIDTH = 1e-13  # closer edges are one, because equal sums differ in their last bits
-CORNER_INSET = 2e-14  # how far inside a cell the rule is evaluated at both of its ends
-CELLS = 20_000  # cells of a batch, so that memory stays small
 GRID = 128  # points at which a drafter's uniform is tried first; less probable tokens than 1 / GRID may be overlooked
 HALVINGS = 42
-POINTS = 2**13
-
-
-class ChangesInsideError(ValueError):
-    """A rule changes its answer inside a cell, whose volume is then not a probability."""
 
 
 class Drafts(NamedTuple):
@@ -118,9 +103,9 @@ def step_distribution(
 
 
 def emissions(rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
-    if isinstance(rule, PlannedRule):
-        return multiplied(rule, drafts, p, parents)
-    return integrated_distribution(rule, drafts, p, parents)
+    if not isinstance(rule, PlannedRule):
+        raise TypeError(f"rule is {shown(rule)}; only a PlannedRule has probabilities to multiply out: write its plan")
+    return multiplied(rule, drafts, p, parents)
 
 
 def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sampled: Conditional | None = None) -> Drafts:
@@ -144,8 +129,8 @@ def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sample
 
 def multiplied(rule: PlannedRule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
     tree = TokenTree(parents)
-    plan = rule.plan_for(_target_along(drafts, p, tree), drafts.q, drafts.tokens, tree)
-    after, emitted = _distributions(plan), Emissions()
+    plan = rule.plan_for(target_along(drafts, p, tree), drafts.q, drafts.tokens, tree)
+    after, emitted = distributions_of(plan), Emissions()
     for entry, chance in _ends(plan, drafts.tokens, tree, rule.up):
         shares = (drafts.probability * chance)[:, None] * after[:, entry]
         prefixes = _prefixes(drafts.tokens, tree, entry)
@@ -176,7 +161,7 @@ def _ends(plan: Plan, tokens: Tensor, tree: TokenTree, up: bool) -> Iterator[tup
         yield from enumerate(reached)
 
 
-def _distributions(plan: Plan) -> Float64[Tensor, "drafts entries vocab"]:
+def distributions_of(plan: Plan) -> Float64[Tensor, "drafts entries vocab"]:
     count, entries = plan.after.shape[:2]
     every = [plan.at(torch.full((count,), entry)) for entry in range(entries)]
     return normalise(torch.stack(every, dim=1).double())
@@ -193,100 +178,7 @@ def _after(prefixes: Sequence[tuple[int, ...]], probs: Conditional) -> Tensor:
     return torch.stack([table[prefix] for prefix in prefixes]).double()
 
 
-def integrated_distribution(
-    rule: Rule,
-    drafts: Drafts,
-    p: Conditional,
-    parents: tuple[int, ...],
-    thresholds: Sequence[PlannedRule] = (token_verification, rejection_sampling, exact_match),
-) -> Emissions:
-    """`emissions` of any rule, from its answers in every cell between the thresholds of some plans.
-
-    Each cell is asked at its centre and just inside two corners. If the answers differ, the rule
-    compares a uniform with something else, and `ChangesInsideError` is raised.
-    """
-    tree, count = TokenTree(parents), len(drafts.tokens)
-    target = _target_along(drafts, p, tree)
-    plans = [rule_with_plan.plan(target, drafts.q, drafts.tokens, tree) for rule_with_plan in thresholds]
-    samples = target[:, tree.parent_entries].cumsum(-1)  # of p after each parent
-    accept = torch.cat([torch.stack([plan.accept.double() for plan in plans], dim=-1), samples], dim=-1)
-    final = torch.cat([_distributions(plan).cumsum(-1).flatten(1) for plan in plans], dim=-1)
-    emitted, batch, size = Emissions(), list[tuple[int, Tensor, Tensor]](), 0
-    for draft in range(count):
-        edges = [*map(_edges, accept[draft]), _edges(final[draft])]
-        lows = torch.cartesian_prod(*[edge[:-1] for edge in edges]).reshape(-1, len(edges))
-        batch.append((draft, lows, torch.cartesian_prod(*[edge.diff() for edge in edges]).reshape(-1, len(edges))))
-        size += len(lows)
-        if size > CELLS or draft == count - 1:
-            for tokens, volume in _volumes(rule, batch, target, drafts, None if tree.is_chain else tree):
-                emitted[tokens] = emitted.get(tokens, 0.0) + volume
-            batch, size = [], 0
-    return emitted
-
-
-def _edges(points: Tensor) -> Tensor:
-    inside = points.nan_to_num(0.0).sort().values
-    inside = inside[(inside > MIN_CELL_WIDTH) & (inside < 1 - MIN_CELL_WIDTH)]
-    edges = torch.cat([inside.new_zeros(1), inside])
-    edges = edges[torch.cat([torch.tensor([True]), edges.diff() > MIN_CELL_WIDTH])]
-    return torch.cat([edges, edges.new_ones(1)])
-
-
-def _volumes(
-    rule: Rule, batch: list[tuple[int, Tensor, Tensor]], p: Tensor, drafts: Drafts, tree: TokenTree | None
-) -> Iterator[tuple[tuple[int, ...], float]]:
-    which = torch.cat([torch.full((len(lows),), draft) for draft, lows, _ in batch])
-    lows, widths = (torch.cat(parts) for parts in list(zip(*batch, strict=True))[1:])
-    answers = _answers(rule, which, lows + widths / 2, p, drafts, tree)
-    for corner in (lows + CORNER_INSET, lows + widths - CORNER_INSET):
-        if not torch.equal(_answers(rule, which, corner, p, drafts, tree), answers):
-            raise ChangesInsideError(
-                f"{getattr(rule, '__name__', rule)} changes its answer inside a cell, because its thresholds are those "
-                "of none of the plans; write it as a PlannedRule"
-            )
-    yield from _summed(answers, widths.prod(-1) * drafts.probability[which])
-
-
-def _answers(
-    rule: Rule, which: Tensor, uniforms: Tensor, p: Tensor, drafts: Drafts, tree: TokenTree | None
-) -> Int[Tensor, "asked numbers"]:
-    """The rule's answers for the drafts `which`: number accepted, last token, accepted tokens."""
-    tokens, shape = drafts.tokens[which], () if tree is None else (tree,)
-    outcome = rule(p[which], drafts.q[which], tokens, uniforms[:, :-1], uniforms[:, -1], *shape)
-    require_outcome(outcome, len(which), tree)
-    accepted, token, path = outcome
-    nodes = torch.arange(tokens.shape[1]) if path is None else path.clamp_min(0)
-    emitted = tokens.gather(1, nodes.expand(len(tokens), -1))
-    emitted = emitted.where(torch.arange(emitted.shape[1]) < accepted[:, None], -1)
-    for name, answer, most in (("accepted", accepted, emitted.shape[1]), ("token", token, p.shape[-1] - 1)):
-        if bool(((answer < 0) | (answer > most)).any()):
-            raise ValueError(f"the rule returned {name} from {answer.min()} to {answer.max()}; 0 to {most} can be")
-    return torch.cat([accepted[:, None], token[:, None], emitted], dim=1)
-
-
-def _summed(answers: Tensor, shares: Tensor) -> Iterator[tuple[tuple[int, ...], float]]:
-    # Answers are coded as numbers, because torch needs many times as long for unique rows.
-    weights = (int(answers.max()) + 2) ** torch.arange(answers.shape[1]).flip(0)
-    numbers, inverse = ((answers + 1) @ weights).unique(return_inverse=True)
-    sums = torch.zeros(len(numbers)).double().index_add(0, inverse, shares)
-    distinct = torch.zeros(len(numbers), answers.shape[1]).long().index_copy(0, inverse, answers)
-    for (accepted, token, *emitted), share in zip(distinct.tolist(), sums.tolist(), strict=True):
-        yield (*emitted[:accepted], token), share
-
-
-def estimated_distribution(
-    rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...], points: int = POINTS
-) -> Emissions:
-    """`emissions` of any rule, estimated on quasi-random points; `token_verification` is off by about 1e-3 on these."""
-    tree, count = TokenTree(parents), len(drafts.tokens)
-    target = _target_along(drafts, p, tree)
-    which = torch.arange(count).repeat_interleave(points)
-    uniforms = torch.quasirandom.SobolEngine(len(parents) + 1).draw(points + 1, dtype=torch.float64)[1:]
-    answers = _answers(rule, which, uniforms.repeat(count, 1), target, drafts, None if tree.is_chain else tree)
-    return dict(_summed(answers, drafts.probability[which] / points))
-
-
-def _target_along(drafts: Drafts, p: Conditional, tree: TokenTree) -> Float64[Tensor, "drafts entries vocab"]:
+def target_along(drafts: Drafts, p: Conditional, tree: TokenTree) -> Float64[Tensor, "drafts entries vocab"]:
     prefixes = [_prefixes(drafts.tokens, tree, entry) for entry in range(len(tree.parents) + 1)]
     return torch.stack([_after(each, p) for each in prefixes], dim=1)
 

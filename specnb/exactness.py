@@ -15,13 +15,11 @@ from torch import Tensor
 from specnb.distributions import Conditional, total_variation
 from specnb.drafters import Drafter
 from specnb.enumeration import (
-    ChangesInsideError,
     Emissions,
     completed,
     draft_trees,
     drafts_of,
     emissions,
-    estimated_distribution,
     expected_accepted,
     joint_distribution,
     step_distribution,
@@ -32,7 +30,6 @@ from specnb.trees import Scheme, chain, independent_children, node_depths
 EXACT = 1e-12  # the largest total variation of an enumerated rule that is called exact
 BISECTED = 1e-6  # the same of a drafter, whose q may be in float32
 KNOWN = {"token verification": token_verification, "block verification": block_verification}
-MARGIN = 3  # an estimated rule may be off by so many times what token verification is off on the same points
 
 Array = NDArray[np.float64]
 Pair = tuple[Conditional, Conditional]  # distributions of target and draft after each prefix
@@ -86,10 +83,8 @@ class Judgement:
 
     def __str__(self) -> str:
         where, amount, allowed, (tokens, target, here), _ = self.worst
-        estimated = allowed not in (EXACT, BISECTED)
         if self.exact:
-            verdict = "not told from an exact rule, by an estimate" if estimated else "exact"
-            lines = [f"{self.name} is {verdict}: total variation below {allowed:.1g} in all {self.cases} cases"]
+            lines = [f"{self.name} is exact: total variation below {allowed:.1g} in all {self.cases} cases"]
         else:
             lines = [
                 f"{self.name} is NOT exact: total variation {amount:.2g} in the worst of {self.cases} cases",
@@ -109,10 +104,12 @@ def judge_rule(
     """Decide whether `rule` is exact, and count the tokens of its steps.
 
     Steps are enumerated on pairs of distributions that depend on the context, some with impossible
-    or missing draft tokens. A rule whose thresholds no known plan has is estimated instead.
+    or missing draft tokens.
 
     Parameters
     ----------
+    rule
+        A `PlannedRule`: its probabilities are multiplied out.
     gamma
         The most draft tokens of a chain, or the parents of a tree.
     pairs
@@ -134,14 +131,8 @@ def judge_rule(
     cases = []
     for parents in shapes:
         for name, (p, q) in pairs.items():
-            drafts, where = draft_trees(parents, q, scheme), f"{name}, gamma {len(parents)}"
-            try:
-                emitted, allowed = emissions(rule, drafts, p, parents), EXACT
-            except ChangesInsideError:
-                emitted = estimated_distribution(rule, drafts, p, parents)
-                control = estimated_distribution(token_verification, drafts, p, parents)
-                allowed = MARGIN * _compared(where, control, p, parents, EXACT).total_variation
-            cases.append(_compared(where, emitted, p, parents, allowed))
+            emitted = emissions(rule, draft_trees(parents, q, scheme), p, parents)
+            cases.append(_compared(f"{name}, gamma {len(parents)}", emitted, p, parents, EXACT))
 
     def tokens_per_step(known: Rule) -> float:
         steps = [step_distribution(known, p, q, shapes[-1], scheme=scheme) for p, q in pairs.values()]
@@ -170,7 +161,7 @@ def judge_drafter(
 
     Examples
     --------
-    >>> from specnb.ngram import PromptLookupDrafter
+    >>> from specnb.copies import PromptLookupDrafter
     >>> print(judge_drafter(PromptLookupDrafter(3, shortest=1)))
     PromptLookupDrafter is exact: total variation below 1e-06 in all 18 cases
     tokens per step: 1.371

@@ -392,7 +392,6 @@ class HeadDrafter(Drafter):
         return self.in_turn(context, uniforms.shape[1], lambda position, q: sample(q, uniforms[:, position]))
 
     def along(self, context: Context, tokens: Tensor) -> Tensor:
-        """The q `(rows, n, vocab)` that `propose` would have used had it sampled `tokens` `(rows, n)`."""
         width = tokens.shape[1]
         return padded(*self.in_turn(context, width, lambda position, q: tokens[:, position]), width).q
 
@@ -529,6 +528,11 @@ class FallbackDrafter(Drafter):
             copied.draft_tokens.where(copies, sampled.draft_tokens),
             copied.q.to(sampled.q.dtype).where(copies[..., None], sampled.q),
         )
+
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        copied, sampled = (drafter.along(context, tokens) for drafter in (self.copy, self.head))
+        copies = copied[:, :1].sum(dim=-1, keepdim=True) > 0
+        return copied.to(sampled.dtype).where(copies, sampled)
 
     def update(self, context: Context, outcome: Outcome) -> None:
         self.copy.update(context, outcome)

@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 from specnb.arguments import named_settings, require_whole, shown, whole_numbers
 from specnb.cache import LEAST_SLOTS, slots_for
 from specnb.check import Check, Comparison
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import LARGEST_SEED, Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
-from specnb.ngram import PromptLookupDrafter
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows, now
 from specnb.rules import Rule, token_verification

@@ -414,7 +414,8 @@ class Batch:
     def probe(self, tokens: Tensor) -> Tensor:
         """The target's logits of a step in rows that begin as `tokens` `(2, n)`; to be called before `clear`."""
         state = self.state
-        length = 1 if state.gamma else tokens.shape[1]  # a token that sees no other would hide what attention does
+        # A token that sees no other would hide what attention does.
+        length = 1 if state.gamma else min(tokens.shape[1], self.setup.slots)
         wanted = torch.arange(length + state.gamma) % tokens.shape[1]
         entries = tokens[(state.rows % len(tokens)).cpu()][:, wanted].to(state.tokens.device)
         state.lengths.fill_(length)

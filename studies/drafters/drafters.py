@@ -33,17 +33,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.cache import slots_for
+from specnb.copies import PromptLookupDrafter, match_lengths
 from specnb.distributions import Sampling, one_hot
-from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter
+from specnb.drafters import ChainDrafter, Context, Drafter, ModelDrafter
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter, match_lengths
 from specnb.record import StepRecord
 from specnb.sampler import Hooks, Sampler
 from specnb.statistics import Estimate, machine, ratio_of_medians, ratio_of_sums
 from studies import corpus, study
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.drafters.hierarchical import HierarchicalDrafter
+from studies.drafters.tables import MixtureDrafter, NgramDrafter, NgramModel, UniformDrafter
 from studies.study import columns, timed_in_turn
 from studies.training.training import encode
 

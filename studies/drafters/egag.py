@@ -47,7 +47,7 @@ class EntropyGuidedDrafter(ShortenedDrafter):
 
     Examples
     --------
-    >>> from specnb.ngram import UniformDrafter
+    >>> from studies.drafters.tables import UniformDrafter
     >>> drafter = EntropyGuidedDrafter(UniformDrafter(4), gamma_max=3)
     >>> context = Context(torch.tensor([[1, 0, 0, 0]]), torch.tensor([1]))
     >>> drafter.start(context)

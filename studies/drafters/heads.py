@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from specnb.distributions import sample
-from specnb.drafters import Context, Proposal
+from specnb.drafters import Context, Proposal, padded
 from specnb.heads import KINDS, AttentionHead, HeadDrafter, SequentialHead, normalised
 
 
@@ -112,6 +112,9 @@ class ParallelHeadsDrafter(HeadDrafter):
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         q = self.first_state(context, 0)[:, : uniforms.shape[1]]
         return Proposal(sample(q, uniforms[:, : q.shape[1]]), q)
+
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        return padded(*self.propose(context, tokens.double()), tokens.shape[1]).q  # whatever is sampled
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         """The distributions of all heads, `(rows, count, vocab)`."""

@@ -75,6 +75,13 @@ class HierarchicalDrafter(Drafter):
         own = context.lengths[:, None] + torch.arange(gamma, device=uniforms.device)
         return Proposal(tokens.gather(1, own), q[:, :gamma])
 
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        ahead = torch.arange(-NEWEST, tokens.shape[1] - 1, device=tokens.device)
+        slots = (context.lengths[:, None] + ahead).clamp_min(0)
+        fed = torch.cat([context.tokens.gather(1, slots[:, :NEWEST]), tokens[:, :-1]], dim=1)
+        logits = self.runner.run(fed, slots, keep=tokens.shape[1])
+        return standardise(logits, self.large.sampling, check=False)
+
     def _inner_step(self, context: Context, uniform: Tensor) -> tuple[Tensor, Outcome, Tensor]:
         """The larger model's distributions `(rows, inner_gamma + 1, vocab)`, the outcome, the small
         drafts."""

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import Sampling, standardise_probs
-from specnb.drafters import ChainDrafter, Context, Proposal, require_part
+from specnb.drafters import ChainDrafter, Context, Proposal
 from specnb.rules import Outcome
+from studies.drafters.tables import require_part
 
 
 class ShortenedDrafter(ChainDrafter):
@@ -41,6 +42,10 @@ class ShortenedDrafter(ChainDrafter):
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         self.alone = True
         return super().propose(context, uniforms)
+
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        self.alone = True
+        return ChainDrafter.along(self, context, tokens)
 
     def ends(self, going: Tensor) -> bool:
         """Whether no row goes on, so that no pass is needed. Within another drafter there may be

@@ -34,10 +34,10 @@ from transformers.utils import logging
 
 from specnb.cache import CachedModel, prefill
 from specnb.check import Check, Comparison, probabilities
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, sample, total_variation
 from specnb.drafters import TreeDrafter
 from specnb.loading import load_pair
-from specnb.ngram import PromptLookupDrafter
 from specnb.sampler import Sampler, generate
 from studies import corpus, study
 from studies.real.smollm2 import model_and_tokenizer, prompts_of

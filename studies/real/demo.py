@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.heads import FallbackDrafter
-from specnb.ngram import PromptLookupDrafter
 from specnb.record import Generation
 from specnb.sampler import generate
 from specnb.statistics import measured_on, ratio_of_medians

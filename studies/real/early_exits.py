@@ -20,9 +20,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specnb.acceptance import distributions_along
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, overlap
 from specnb.drafters import Context, ModelDrafter
-from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome
 from specnb.sampler import generate
 from specnb.statistics import ratio_of_sums

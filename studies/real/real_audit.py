@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.drafters import TreeDrafter
-from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome, token_verification
 from specnb.sampler import generate
 from specnb_audit.api import audit

@@ -26,12 +26,12 @@ import torch
 from transformers import PreTrainedModel
 
 from specnb.cache import slots_for
+from specnb.copies import PromptLookupDrafter
 from specnb.cost import measure_costs
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.heads import FallbackDrafter
 from specnb.loading import Pair
-from specnb.ngram import PromptLookupDrafter
 from specnb.sampler import Hooks, Sampler, generate
 from studies.real import llama_cpp
 from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of

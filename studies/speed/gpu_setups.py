@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.drafters import ModelDrafter, TreeDrafter
 from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import load_pair
-from specnb.ngram import PromptLookupDrafter
 from studies.files import data_file
 from studies.real.smollm2 import model_and_tokenizer, prompts_of
 from studies.speed import pairs

@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from specnb import beam
 from specnb.beam import BeamSettings, beam_search, best, extend, start
 from specnb.check import Check
+from specnb.copies import PromptLookupDrafter
 from specnb.loading import Pair
-from specnb.ngram import PromptLookupDrafter
 
 # The search on given scores.
 

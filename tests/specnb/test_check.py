@@ -390,7 +390,7 @@ def test_a_copy_is_made_once_and_only_if_rounding_explains_nothing() -> None:
     check, right = Check(model, gamma=3), own_log_probs(model)
     check.completion(PROMPT, TOKENS, right)
     assert check.copy is None
-    copies = []
+    copies = list[Any]()
     for _ in range(2):
         with pytest.raises(TypeError, match="wrong distributions"):
             check.completion(PROMPT, TOKENS, right + 0.4)

@@ -31,15 +31,16 @@ import specnb
 from specnb import check, rules
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
+from specnb.copies import PromptLookupDrafter
 from specnb.cost import measure_costs
 from specnb.distributions import Sampling
-from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
+from specnb.drafters import Context, ModelDrafter, TreeDrafter
 from specnb.fast import Captured
-from specnb.ngram import PromptLookupDrafter, UniformDrafter
 from specnb.record import Generation
 from specnb.sampler import Hooks, Sampler, generate
 from specnb.statistics import BOUNDS, machine
 from specnb.step import Batch, ProgressReader
+from studies.drafters.tables import MixtureDrafter, UniformDrafter
 
 PROMPTS = ([0], [3, 1], [2, 0, 1, 3])
 ASKED: dict[str, Any] = {"max_new_tokens": 5, "seed": 1, "eos": [2], "batch_size": 2}

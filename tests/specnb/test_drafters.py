@@ -18,11 +18,10 @@ from tiny import ARCHITECTURES, LIMIT, llama, near_copy, next_distributions
 from torch import Tensor
 
 from specnb.distributions import Sampling
-from specnb.drafters import Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
-from specnb.ngram import UniformDrafter
-from specnb.rules import Outcome
+from specnb.drafters import Context, Drafter, ModelDrafter, Proposal, TreeDrafter, padded
 from specnb.sampler import generate
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
+from studies.drafters.tables import MixtureDrafter, UniformDrafter
 
 ALL = CHAINS | HIERARCHICAL | TREES
 IN_THE_LOOP = [*HIERARCHICAL, *TREES, "copy and stopped", "copy, otherwise a head"]
@@ -81,19 +80,60 @@ def in_float64(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Drafter]:
     return made
 
 
-class Told(TableDrafter):
-    """Counts the steps that it is told of."""
-
-    steps = 0
-
-    def update(self, context: Context, outcome: Outcome) -> None:
-        self.steps += 1
+# q along given tokens
 
 
-def test_the_parts_of_a_mixture_are_told_what_became_of_its_tokens() -> None:
-    first, second = Told(table()), Told(table())
-    made = generate(llama(), [[1]], MixtureDrafter(first, second, 0.5), gamma=2, max_new_tokens=6)
-    assert first.steps == second.steps == made.record.target_passes[0]
+@torch.inference_mode()
+def started(drafter: Drafter) -> Context:
+    """Rows of unequal lengths, one of them of a single token."""
+    tokens = torch.randint(VOCAB, (12, 14), generator=torch.Generator().manual_seed(1))
+    context = WithStates(drafter).seen(Context(tokens, torch.arange(12) % 6 + 1))
+    drafter.start(context)
+    return context
+
+
+@pytest.mark.parametrize("name", CHAINS | HIERARCHICAL)
+@torch.inference_mode()
+def test_q_along_sampled_tokens_is_that_of_the_proposal(name: str) -> None:
+    drafter = ALL[name]()
+    uniforms = torch.rand(12, 3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    tokens, q = padded(*drafter.propose(started(drafter), uniforms), 3)
+    assert (tokens >= 0).any()
+    assert torch.allclose(drafter.along(started(drafter), tokens.clamp_min(0)), q, atol=1e-5)
+
+
+BY_STEPS = {"entropy-guided, cut at the end", "model, entropy-guided"}
+"""A step changes what the next one proposes, so `propose` cannot be asked again."""
+
+
+@pytest.mark.parametrize("name", [name for name in CHAINS if name not in BY_STEPS])
+@torch.inference_mode()
+def test_any_tokens_can_be_given_by_the_uniforms_of_propose(name: str) -> None:
+    """Up to a token that the row cannot sample."""
+    drafter = ALL[name]()
+    tokens = torch.randint(VOCAB, (12, 3), generator=torch.Generator().manual_seed(4))
+    by_propose = Drafter.along(drafter, started(drafter), tokens)
+    own = drafter.along(started(drafter), tokens)
+    possible = (own.gather(-1, tokens[..., None])[..., 0] > 0)[:, :-1].cumprod(dim=1).bool()
+    possible = torch.cat([torch.ones(12, 1, dtype=torch.bool), possible], dim=1)
+    assert torch.allclose(by_propose, own.where(possible[..., None], 0.0), atol=1e-5)
+
+
+class Backwards(TableDrafter):
+    """Samples the first token with the last uniform."""
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return super().propose(context, uniforms.flip(1))
+
+
+def test_tokens_that_cannot_be_given_are_refused() -> None:
+    context = Context(torch.zeros(2, 8, dtype=torch.int64), torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match="write along"):
+        Backwards(table()).along(context, torch.tensor([[0, 1, 2], [3, 2, 1]]))
+    for name in TREES:
+        drafter = TREES[name]()
+        with pytest.raises(TypeError, match="tree"):
+            drafter.along(context, torch.tensor([[0, 1], [1, 2]]))
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -141,8 +181,6 @@ FOUR = UniformDrafter(VOCAB)
     [
         lambda: ModelDrafter(tiny_model("recurrent_gemma")),  # type: ignore[arg-type]
         lambda: TreeDrafter(llama(), (0, -1)),
-        lambda: MixtureDrafter(FOUR, FOUR, 1.5),
-        lambda: MixtureDrafter(FOUR, TreeDrafter(llama(), (-1,))),
     ],
 )
 def test_drafters_that_do_not_fit_are_refused(make: Callable[[], object]) -> None:

@@ -3,22 +3,24 @@ closed forms."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from distributions_for_tests import PAIRS, distribution_pair, lenient_distribution
 from drafter_kinds import BUGS as DRAFTER_BUGS
-from rule_checks import BUGS
 from torch import Tensor
 
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Conditional, overlap
 from specnb.drafters import ChainDrafter, Context, Proposal
 from specnb.enumeration import completed, expected_accepted, joint_distribution, step_distribution
 from specnb.exactness import EXACT, judge_drafter, judge_rule, random_pairs, worst_prefix
-from specnb.ngram import PromptLookupDrafter, UniformDrafter
 from specnb.rules import (
     Outcome,
+    Plan,
+    PlannedRule,
     block_verification,
     exact_match,
     lenient_verification,
@@ -29,8 +31,20 @@ from specnb.rules import (
 )
 from specnb.theory import expected_tokens
 from specnb.trees import distinct_children
+from studies.drafters.tables import UniformDrafter
 
-WRONG = {bug.__name__: bug(token_verification) for bug in BUGS}
+CHANGES: dict[str, Callable[[Plan, Tensor], Plan]] = {
+    "p itself after a rejection": lambda plan, p: plan._replace(less=None),
+    "always accepting": lambda plan, p: plan._replace(accept=torch.ones_like(plan.accept)),
+    "the test of the next token": lambda plan, p: plan._replace(accept=plan.accept.roll(-1, -1)),
+    "p of the root": lambda plan, p: plan._replace(after=p[..., :1, :].expand_as(p)),
+}
+
+
+def wrong(name: str) -> PlannedRule:
+    return PlannedRule(lambda p, *given: CHANGES[name](token_verification.plan(p, *given), p))
+
+
 P, Q = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.3, 0.5]], dtype=torch.float64)
 IID = {"iid": (lambda _: P, lambda _: Q)}
 
@@ -43,7 +57,6 @@ def as_function(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, fina
     ("rule", "settings"),
     [
         *((rule, {}) for rule in (token_verification, block_verification, rejection_sampling, exact_match)),
-        (as_function, {"gamma": 2}),
         (recursive_rejection, {"gamma": (-1, -1, 0), "scheme": distinct_children}),
         (traversal_verification, {"gamma": (-1, -1, 0)}),
     ],
@@ -56,21 +69,25 @@ def test_exact_rules_are_judged_exact(rule: Any, settings: dict[str, Any]) -> No
     assert "worst prefix" not in str(found)
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", CHANGES)
 def test_every_planted_bug_of_a_rule_is_judged_inexact(name: str) -> None:
     """Its worst prefix has the probabilities that are named, and they differ by more than an exact
     rule's do."""
-    found = judge_rule(WRONG[name], gamma=2, pairs=random_pairs(4))
+    found = judge_rule(wrong(name), gamma=2, pairs=random_pairs(4))
     assert not found.exact
     tokens, target, of_rule = found.worst.worst
-    assert found.worst.allowed / 2 < abs(target - of_rule) <= found.worst.total_variation + 1e-12
+    assert EXACT < abs(target - of_rule) <= found.worst.total_variation + 1e-12
     where, gamma = found.worst.where.rsplit(", gamma ", 1)
     p, q = random_pairs(4)[where]
     assert target == pytest.approx(float(joint_distribution(p, len(tokens))[tokens]), abs=1e-12)
-    if found.worst.allowed == EXACT:
-        joint = completed(step_distribution(WRONG[name], p, q, int(gamma)), p, int(gamma) + 1)
-        assert of_rule == pytest.approx(float(joint[tokens].sum()), abs=1e-12)
+    joint = completed(step_distribution(wrong(name), p, q, int(gamma)), p, int(gamma) + 1)
+    assert of_rule == pytest.approx(float(joint[tokens].sum()), abs=1e-12)
     assert f"worst prefix: {tokens}" in str(found)
+
+
+def test_a_rule_without_a_plan_is_refused() -> None:
+    with pytest.raises(TypeError, match="PlannedRule"):
+        judge_rule(as_function)
 
 
 @pytest.mark.parametrize("lenience", [0.5, 0.99, 1.0])

@@ -17,6 +17,7 @@ from rule_checks import BUGS, always_accepting, final_reused, off, one_uniform
 from tiny import llama
 from torch import Tensor
 
+from audit_studies.bugs.cells import integrated_distribution
 from specnb import enumeration
 from specnb.distributions import Conditional, one_hot, overlap, residual
 from specnb.drafters import TreeDrafter
@@ -25,7 +26,6 @@ from specnb.enumeration import (
     completed,
     count_distribution,
     draft_trees,
-    integrated_distribution,
     step_distribution,
 )
 from specnb.rules import (

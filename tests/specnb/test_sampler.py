@@ -40,9 +40,9 @@ from transformers import BatchEncoding, PreTrainedModel
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
 from specnb.cache import slots_for
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.drafters import ModelDrafter, TreeDrafter
-from specnb.ngram import PromptLookupDrafter
 from specnb.record import PARTS
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
 from specnb.sampler import Hooks, Sampler, generate

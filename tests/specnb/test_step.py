@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specnb.cache import slots_for
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, one_hot
 from specnb.drafters import Context, Drafter, Proposal, TreeDrafter
 from specnb.enumeration import step_distribution
 from specnb.fast import Captured
-from specnb.ngram import PromptLookupDrafter
 from specnb.rules import Outcome, Plan, PlannedRule, Rule
 from specnb.sampler import Sampler, generate
 from specnb.step import Batch, Setup

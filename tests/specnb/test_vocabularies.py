@@ -16,12 +16,13 @@ from transformers import PreTrainedModel
 
 from specnb.acceptance import measure_acceptance
 from specnb.beam import beam_search
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.drafters import Context, MixtureDrafter, ModelDrafter, TreeDrafter
-from specnb.ngram import PromptLookupDrafter
+from specnb.drafters import Context, ModelDrafter, TreeDrafter
 from specnb.rules import recursive_rejection
 from specnb.sampler import generate
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
+from studies.drafters.tables import MixtureDrafter
 
 VOCAB, GAMMA = 4, 2
 PREFIXES = ((0, 1, 0), (3, 1, 2, 3, 3))  # the second with tokens that some drafts do not have

@@ -17,11 +17,11 @@ import pytest
 from specnb.beam import beam_search
 from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
-from specnb.ngram import UniformDrafter
 from specnb.rules import token_verification
 from specnb.sampler import Sampler
 from studies.beams import beam_speeds
 from studies.drafters import drafters
+from studies.drafters.tables import UniformDrafter
 from studies.files import ROOT
 from studies.rules import rules_in_the_loop
 from studies.rules.rules_in_the_loop import Method

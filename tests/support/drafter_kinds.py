@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, sample
-from specnb.drafters import ChainDrafter, Context, Drafter, MixtureDrafter, ModelDrafter, Proposal, TreeDrafter
+from specnb.drafters import ChainDrafter, Context, Drafter, ModelDrafter, Proposal, TreeDrafter
 from specnb.heads import AttentionDrafter, AttentionHead, Eagle3Head, FallbackDrafter, NextTokenHead, NextTokenLayers
-from specnb.ngram import NgramDrafter, NgramModel, PromptLookupDrafter, UniformDrafter
 from specnb.trees import independent_children
 from studies.drafters.drafters import CountedCopy
 from studies.drafters.early_exit import early_exit
@@ -24,6 +24,7 @@ from studies.drafters.egag import EntropyGuidedDrafter
 from studies.drafters.heads import FeatureDrafter, ParallelHeads, ParallelHeadsDrafter, RecurrentHead
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.length import Calibration, StopDrafter
+from studies.drafters.tables import MixtureDrafter, NgramDrafter, NgramModel, UniformDrafter
 
 Head = TypeVar("Head", bound=nn.Module)
 VOCAB, WIDTH = 4, 8  # of the tiny models

@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 from specnb.distributions import Sampling, overlap
 from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.enumeration import joint_distribution
-from specnb.ngram import NgramDrafter, NgramModel
 from specnb.record import Generation, StepRecord
 from specnb.sampler import generate
 from specnb.statistics import Fit, detectable_total_variation, goodness_of_fit, merged_cells
+from studies.drafters.tables import NgramDrafter, NgramModel
 
 VOCAB = 4
 PROMPTS = ((0,), (3, 1), (2, 0, 1, 3))  # rows of different lengths stand side by side

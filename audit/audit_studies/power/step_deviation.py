@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 
 from audit_studies.bugs.bug import Bug, Change
+from audit_studies.bugs.cells import POINTS, chain_distribution, estimated_distribution
 from audit_studies.bugs.step import sampled_as, unchanged
 from specnb.distributions import Conditional, total_variation
-from specnb.enumeration import Emissions, completed, joint_distribution, step_distribution
+from specnb.enumeration import Emissions, completed, draft_trees, joint_distribution
 from specnb.rules import Rule, token_verification
+from specnb.trees import chain, independent_children
 from specnb_audit.kernels.enumeration import random_distributions as random_distributions
-
-POINTS = 2**13
 
 
 class Step(NamedTuple):
@@ -49,30 +49,14 @@ def deviation(step: Step, gamma: int) -> float:
     Raises `ValueError` where a rule uses uniforms in a way that cannot be enumerated; see
     `deviation_on_points`.
     """
-    return _distance(step, step_distribution(step.rule, step.p, step.q, gamma, step.sampled), gamma)
+    return _distance(step, chain_distribution(step.rule, step.p, step.q, gamma, step.sampled), gamma)
 
 
 def deviation_on_points(step: Step, gamma: int, points: int = POINTS) -> float:
     """The same for any rule, approximately: on that many quasi-random points in place of the
     uniforms."""
-    vocab = len(step.p(()))
-    uniforms = torch.quasirandom.SobolEngine(gamma + 1).draw(points + 1, dtype=torch.float64)[1:]
-    drafts = joint_distribution(step.sampled, gamma)
-    emitted: Emissions = {}
-    for draft_tokens in drafts.nonzero().tolist():
-        prefixes = [tuple(draft_tokens[:i]) for i in range(gamma + 1)]
-        p = torch.stack([step.p(prefix) for prefix in prefixes])
-        q = torch.stack([step.q(prefix) for prefix in prefixes[:-1]])
-        each_p, each_q, each_draft = (x.expand(points, *x.shape) for x in (p, q, torch.tensor(draft_tokens)))
-        accepted, token, _ = step.rule(each_p, each_q, each_draft, uniforms[:, :-1], uniforms[:, -1])
-        each = drafts[tuple(draft_tokens)].expand(points) / points
-        probabilities = torch.zeros(gamma + 1, vocab, dtype=torch.float64).index_put(
-            (accepted, token), each, accumulate=True
-        )
-        for n, x in probabilities.nonzero().tolist():
-            tokens = (*draft_tokens[:n], x)
-            emitted[tokens] = emitted.get(tokens, 0.0) + float(probabilities[n, x])
-    return _distance(step, emitted, gamma)
+    drafts = draft_trees(chain(gamma), step.q, independent_children, step.sampled)
+    return _distance(step, estimated_distribution(step.rule, drafts, step.p, chain(gamma), points), gamma)
 
 
 def _distance(step: Step, emitted: Emissions, gamma: int) -> float:

@@ -15,9 +15,9 @@ from tiny import near_copy
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.enumeration import joint_distribution
-from specnb.ngram import PromptLookupDrafter
 from specnb.record import Generation
 from specnb.sampler import Hooks
 from specnb.statistics import goodness_of_fit

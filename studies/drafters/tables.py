@@ -1,4 +1,4 @@
-"""Drafters of negligible cost, which predict from counted tokens (section 3.6)."""
+"""Drafters that sample from tables (n-grams counted in a text, the uniform distribution), and a mixture of two."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
-from specnb.arguments import require_whole, shown, whole
+from specnb.arguments import require_number, require_whole, shown
 from specnb.distributions import Sampling, standardise_probs
-from specnb.drafters import ChainDrafter, Context, Proposal, nothing, padded
+from specnb.drafters import ChainDrafter, Context
+from specnb.rules import Outcome
 
 DISCOUNT = 0.75  # subtracted from the counts of each order; the freed probability goes to the order below
 Ints = NDArray[np.int64]
@@ -50,13 +50,9 @@ class NgramModel:
     """
 
     def __init__(self, tokens: Ints, order: int, vocab: int) -> None:
-        tokens = whole_tokens("tokens", tokens)
-        require_whole(vocab=(vocab, 2))
-        most = int(62.9 / np.log2(vocab))
-        if not 1 <= (whole(order) or 0) <= most:
-            raise ValueError(f"order is {shown(order)}; with {vocab} tokens it can be 1 to {most}")
-        if len(tokens) < order:
-            raise ValueError(f"{len(tokens)} tokens are too few to count {order}-grams")
+        most = int(62.9 / np.log2(vocab))  # a gram is one number of 63 bits
+        if not 1 <= order <= most:
+            raise ValueError(f"order is {order}; with {vocab} tokens it can be 1 to {most}")
         self.order, self.vocab = order, vocab
         self._require(tokens, least=0)
         self.orders = [self._count(tokens, n) for n in range(1, order + 1)]
@@ -119,82 +115,6 @@ class NgramDrafter(ChainDrafter):
         return standardise_probs(torch.from_numpy(self.model.probs(recent)), self.sampling).to(tokens.device)
 
 
-PER_MATCH = 3  # tokens copied for each token that agrees: after a longer match more are accepted
-
-
-class PromptLookupDrafter(ChainDrafter):
-    """Proposes what followed an earlier occurrence of the row's newest tokens; q is one-hot.
-
-    Parameters
-    ----------
-    longest, shortest
-        The place that is copied from agrees with the newest tokens over the longest stretch, within
-        these bounds; among equals it is the latest. `shortest` 2 or 3 is better if draft tokens
-        cost much.
-
-    Notes
-    -----
-    Prompt lookup decoding (Saxena). At most `PER_MATCH` tokens are copied for each one that agrees;
-    beyond the end of the sequence the copy begins anew.
-
-    Examples
-    --------
-    >>> drafter = PromptLookupDrafter(vocab=9, longest=2)
-    >>> context = Context(torch.tensor([[5, 6, 7, 8, 5, 6, 0, 0, 0]]), torch.tensor([6]))
-    >>> drafter.propose(context, torch.rand(1, 8)).draft_tokens
-    tensor([[7, 8, 5, 6, 7, 8]])
-    """
-
-    capturable = True  # it keeps nothing
-    gamma = 10
-
-    def __init__(self, vocab: int, longest: int = 8, shortest: int = 1) -> None:
-        require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, shortest))
-        self.vocab, self.longest, self.shortest = vocab, longest, shortest
-
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        tokens, lengths = context.tokens, context.lengths
-        places, matched = self.matches(context)
-        most, width = PER_MATCH * matched, uniforms.shape[1]
-        if tokens.device.type == "cpu":
-            width = min(width, int(most.max()))
-        if width == 0:
-            return nothing(lengths, self.vocab)
-        offsets = torch.arange(width, device=tokens.device)
-        copied = tokens.gather(1, places[:, None] + offsets % (lengths - places)[:, None])
-        proposed = offsets < most[:, None]
-        q = torch.zeros(*copied.shape, self.vocab, device=tokens.device, dtype=torch.float32)
-        return Proposal(copied.where(proposed, -1), q.scatter_(2, copied[..., None], proposed[..., None].float()))
-
-    def matches(self, context: Context) -> tuple[Tensor, Tensor]:
-        """The slot from which each row copies, and how many tokens before it agree; 0 if fewer than `shortest`."""
-        slots = context.tokens.shape[1]
-        matches = match_lengths(context.tokens, context.lengths, self.longest)
-        best = (matches * slots + torch.arange(slots, device=matches.device)).amax(dim=1)
-        places, matched = best % slots, best // slots
-        enough = matched >= self.shortest
-        return places * enough, matched * enough
-
-    def distribution(self, context: Context, position: int) -> Tensor:
-        no_uniforms = context.lengths.new_zeros(len(context.lengths), 1)  # one token is asked for
-        return padded(*self.propose(context, no_uniforms), 1).q[:, 0]
-
-
-def match_lengths(tokens: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """How many tokens before each slot agree with the newest of the row `(rows, slots)`; 0 from its length on.
-
-    >>> match_lengths(torch.tensor([[1, 2, 3, 1, 2]]), torch.tensor([5]), longest=4)
-    tensor([[0, 0, 2, 0, 0]])
-    """
-    longest = min(longest, tokens.shape[1])
-    # At each slot begin the `longest` tokens before it.
-    after = pad(tokens, (longest, 0), value=-1)
-    newest = after.gather(1, lengths[:, None] + torch.arange(longest, device=tokens.device))[:, None]
-    agree = (after.unfold(1, longest, 1)[:, :-1] == newest) & (newest >= 0)
-    matched = agree.flip(-1).cumprod(dim=-1).sum(dim=-1)
-    return matched.where(torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None], 0)
-
-
 class UniformDrafter(ChainDrafter):
     """Samples each draft token uniformly; its acceptance probability is sum min(p, 1/vocab)."""
 
@@ -207,10 +127,47 @@ class UniformDrafter(ChainDrafter):
         return torch.full(shape, 1 / self.vocab, device=device, dtype=torch.float32)
 
 
-def whole_tokens(name: str, tokens: Any) -> Ints:
-    array = np.asarray(tokens)
-    if array.ndim != 1 or (array.size > 0 and array.dtype.kind not in "iu"):
+class MixtureDrafter(ChainDrafter):
+    """Samples from `weight` x first + (1 - `weight`) x second, or from one of them if the other proposes nothing.
+
+    Examples
+    --------
+    >>> from specnb import PromptLookupDrafter
+    >>> drafter = MixtureDrafter(PromptLookupDrafter(vocab=2, shortest=1), UniformDrafter(2), weight=0.5)
+    >>> drafter.distribution(Context(torch.tensor([[0, 1, 0], [0, 0, 0]]), torch.tensor([3, 1])), 0)
+    tensor([[0.2500, 0.7500],
+            [0.5000, 0.5000]])
+    """
+
+    def __init__(self, first: ChainDrafter, second: ChainDrafter, weight: float = 1.0) -> None:
+        require_part("first", first)
+        require_part("second", second)
+        require_number(most=1.0, weight=weight)
+        self.first, self.second, self.weight = first, second, weight
+        self.vocab = first.vocab
+        self.draft_model = second.draft_model or first.draft_model
+        self.hidden_layers = tuple(first.hidden_layers or second.hidden_layers)
+        self.can_refill = first.can_refill and second.can_refill
+        self.capturable = first.capturable and second.capturable
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        self.first.start(context, rows)
+        self.second.start(context, rows)
+
+    def distribution(self, context: Context, position: int) -> Tensor:
+        first, second = (drafter.distribution(context, position) for drafter in (self.first, self.second))
+        # A row proposes nothing if its sum is 0; NaN is a proposal.
+        has_first, has_second = (~(q.sum(dim=-1, keepdim=True) <= 0) for q in (first, second))
+        mixture = self.weight * first + (1 - self.weight) * second
+        return mixture.where(has_first & has_second, first.where(has_first, second))
+
+    def update(self, context: Context, outcome: Outcome) -> None:
+        self.first.update(context, outcome)
+        self.second.update(context, outcome)
+
+
+def require_part(name: str, drafter: Any) -> None:
+    if not isinstance(drafter, ChainDrafter) or drafter.parents is not None:
         raise TypeError(
-            f"{name} is {shown(tokens)}; it must be a list of whole numbers: encode a text with the target's tokenizer"
+            f"{name} is {shown(drafter)}; it must be a ChainDrafter of chains, such as ModelDrafter(model, sampling)"
         )
-    return array.astype(np.int64)

@@ -1,4 +1,4 @@
-"""N-grams against a slow dictionary, and copied continuations against a search."""
+"""N-grams against a slow dictionary, and a mixture that tells its parts."""
 
 from __future__ import annotations
 
@@ -9,19 +9,14 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from drafter_kinds import TableDrafter, table
+from tiny import llama
 
 from specnb.distributions import Sampling, standardise_probs
-from specnb.drafters import Context
-from specnb.ngram import (
-    DISCOUNT,
-    PER_MATCH,
-    NgramDrafter,
-    NgramModel,
-    PromptLookupDrafter,
-    match_lengths,
-)
+from specnb.drafters import Context, TreeDrafter
+from specnb.rules import Outcome
+from specnb.sampler import generate
+from studies.drafters.tables import DISCOUNT, MixtureDrafter, NgramDrafter, NgramModel, UniformDrafter
 
 VOCAB = 5
 
@@ -83,11 +78,12 @@ def test_the_largest_order_that_fits_does_not_overflow() -> None:
         lambda: NgramModel(text(), 2, VOCAB).probs(np.array([[5]])),
         lambda: NgramModel(np.array([0, 5]), 1, 5),
         lambda: NgramModel(np.array([0, 1]), 28, 5),
-        lambda: PromptLookupDrafter(4, longest=1, shortest=2),
+        lambda: MixtureDrafter(UniformDrafter(4), UniformDrafter(4), 1.5),
+        lambda: MixtureDrafter(UniformDrafter(4), TreeDrafter(llama(), (-1,))),
     ],
 )
-def test_what_would_count_wrongly_is_refused(make: Callable[[], object]) -> None:
-    with pytest.raises(ValueError, match=" "):
+def test_what_would_count_or_mix_wrongly_is_refused(make: Callable[[], object]) -> None:
+    with pytest.raises((TypeError, ValueError), match=" "):
         make()
 
 
@@ -104,38 +100,16 @@ def test_the_drafter_has_the_distributions_of_its_table(sampling: Sampling) -> N
         assert torch.equal(proposal.q[:, position], expected)
 
 
-SEQUENCES = st.lists(st.integers(0, 2), min_size=1, max_size=14)
+class Told(TableDrafter):
+    """Counts the steps that it is told of."""
+
+    steps = 0
+
+    def update(self, context: Context, outcome: Outcome) -> None:
+        self.steps += 1
 
 
-@given(row=SEQUENCES, longest=st.integers(1, 5))
-def test_matches_are_those_of_a_search(row: list[int], longest: int) -> None:
-    """None in slots beyond the row; the latest of the longest is copied from."""
-    lengths = [
-        next(n for n in range(longest + 1) if n == min(longest, slot) or row[slot - 1 - n] != row[-1 - n])
-        for slot in range(len(row))
-    ]
-    found = match_lengths(torch.tensor([[*row, 1, 1]]), torch.tensor([len(row)]), longest)[0]
-    assert found.tolist() == [*lengths, 0, 0]
-    best = max(lengths)
-    place = max(slot for slot in range(len(row)) if lengths[slot] == best) if best else 0
-    context = Context(torch.tensor([[*row, 1, 1]]), torch.tensor([len(row)]))
-    assert [int(one) for one in PromptLookupDrafter(3, longest).matches(context)] == [place, best]
-
-
-@given(rows=st.lists(SEQUENCES, min_size=1, max_size=3), gamma=st.integers(0, 9), shortest=st.integers(1, 3))
-def test_a_copy_is_what_follows_the_place_again_and_again(rows: list[list[int]], gamma: int, shortest: int) -> None:
-    """In each row as if it were alone; -1 stands in slots without a token."""
-    tokens = torch.full((len(rows), 15), -1)
-    for row, sequence in zip(tokens, rows, strict=True):
-        row[: len(sequence)] = torch.tensor(sequence)
-    context = Context(tokens, torch.tensor(list(map(len, rows))))
-    drafter = PromptLookupDrafter(3, shortest=shortest)
-    draft_tokens, q = drafter.propose(context, torch.zeros(len(rows), gamma))
-    counts = [0]
-    places, found = drafter.matches(context)
-    for sequence, drafted, place, matched in zip(rows, draft_tokens.tolist(), places, found.tolist(), strict=True):
-        counts.append(matched)
-        copied = (sequence[place:] * gamma)[: min(gamma, PER_MATCH * matched)]
-        assert drafted == copied + [-1] * (len(drafted) - len(copied))
-    assert draft_tokens.shape[1] == min(gamma, PER_MATCH * max(counts))
-    assert torch.equal(q, torch.nn.functional.one_hot(draft_tokens + 1, 4)[..., 1:].float())
+def test_the_parts_of_a_mixture_are_told_what_became_of_its_tokens() -> None:
+    first, second = Told(table()), Told(table())
+    made = generate(llama(), [[1]], MixtureDrafter(first, second, 0.5), gamma=2, max_new_tokens=6)
+    assert first.steps == second.steps == made.record.target_passes[0]
