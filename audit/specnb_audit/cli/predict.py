@@ -62,6 +62,9 @@ def _command(commands: Any, name: str, words: str, examples: str) -> argparse.Ar
         metavar="X",
         help="fraction of steps that accepted draft token 1, 2, ...",
     )
+    parser.add_argument(
+        "--conditional", action="store_true", default=None, help="of those steps that accepted the tokens before"
+    )
     for option in ("params", "layers"):
         parser.add_argument(f"--{option}", type=float, nargs=2, metavar=("TARGET", "DRAFT"), help="of both models")
     parser.add_argument("--gpu", metavar="NAME", help="of the device, also as nvidia-smi prints it")
