@@ -244,32 +244,26 @@ def _with_forced(one: Completion, places: Iterable[int]) -> Completion:
     return one._replace(constraints=replace(one.constraints, forced=sorted({*one.constraints.forced, *inside})))
 
 
-def checks_of(source: Source, completions: Sequence[Completion], auditor: Auditor, finding: bool) -> list[str]:
+def checks_of(source: Source, completions: Sequence[Completion], finding: bool) -> list[str]:
     """What is wrong with the sequences themselves; `finding`: whether anything has to be explained.
 
     >>> uniform = lambda prefix: [0.25] * 4
-    >>> checks_of(uniform, [Completion([1, 2], [1, 2, 3])], Auditor(), False)
+    >>> checks_of(uniform, [Completion([1, 2], [1, 2, 3])], False)
     ['the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only']
     """
     config, limit, most = None, None, None
     if isinstance(source, PreTrainedModel):
         config, limit = source.config, context_limit(source)
         most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    bos, pad, own = (getattr(config, f"{name}_token_id", None) for name in ("bos", "pad", "eos"))
-    ends, lengths = {own} if isinstance(own, int) else set(own or ()), [len(one.tokens) for one in completions]
+    bos, pad = (getattr(config, f"{name}_token_id", None) for name in ("bos", "pad"))
     repeat = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
     padded = sum([pad, pad] in (one.prompt[:2], one.tokens[-2:]) for one in completions)
-    after = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
     begun, twice = (sum(one.prompt[:n] == [bos] * n for one in completions) for n in (1, 2))
-    total, free = len(completions), not auditor.ends
+    total = len(completions)
     found = {
         f"the tokens of {repeat:,} of {total:,} sequences begin with their prompt; give the new tokens only":
             2 * repeat > total,
         f"{padded:,} of {total:,} sequences are padded with the token {pad}; leave padding out": 2 * padded > total,
-        f"{after:,} of {total:,} sequences continue after the end token {sorted(ends)}; give eos if it ends them":
-            free and after > 0,
-        f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
-        "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1,
         f"the target has longrope, with other factors beyond {limit} tokens: each sequence is compared with those of "
         "its whole length, and an engine may choose by another length": finding and limit != most,
         f"{begun:,} of {total:,} prompts begin with the model's begin-of-text token {bos}; did the model see one?":
@@ -278,6 +272,20 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
             2 * twice > total,
     }  # fmt: skip
     return [words for words, holds in found.items() if holds]
+
+
+def endings_of(source: Source, completions: Sequence[Completion], auditor: Auditor) -> list[str]:
+    """What is to be said of the ends of sequences where none were declared."""
+    own = getattr(source.config, "eos_token_id", None) if isinstance(source, PreTrainedModel) else None
+    ends, lengths = {own} if isinstance(own, int) else set(own or ()), [len(one.tokens) for one in completions]
+    after = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
+    found = {
+        f"{after:,} of {len(completions):,} sequences continue after the end token {sorted(ends)}; give eos if it ends "
+        "them": after > 0,
+        f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
+        "eos, or max_new_tokens": auditor.max_new_tokens is None and len(set(lengths)) > 1,
+    }  # fmt: skip
+    return [words for words, holds in found.items() if holds and not auditor.ends]
 
 
 def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:

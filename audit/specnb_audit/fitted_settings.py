@@ -53,7 +53,7 @@ def fitted_settings(models: Models, completions: Iterable[Completion], delta: fl
     is_claimed = grid == claimed.temperature
     least = math.log(len(grid) * len(fits) / delta)
     # Each thing that differs has to be worth its own ratio.
-    differing = {name: (name != "") + ~is_claimed for name in fits}
+    differing = {name: int(name != "") + (~is_claimed).astype(int) for name in fits}
     scores = {name: values - fits[""][is_claimed] - least * differing[name] for name, values in fits.items()}
     name = max(scores, key=lambda name: scores[name].max())
     at = int(scores[name].argmax())

@@ -18,6 +18,7 @@ accepts too much emits it.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -180,9 +181,13 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:
-    """Logits `(n, vocab)` of `model` from one pass, and of `engine` from a pass per token."""
+    """Logits `(n, vocab)` of `model` from one pass, and of `engine` from a pass per token; from a pass
+    over each prefix where its state cannot be continued, as of recurrent models."""
     ((_, _, many),) = batch_logits(model, [completion])
     name = cache_argument(engine)
+    if name not in inspect.signature(engine.forward).parameters:
+        beginnings = [completion._replace(tokens=completion.tokens[: n + 1]) for n in range(len(completion.tokens))]
+        return many, torch.cat([logits[-1:] for one in beginnings for _, _, logits in batch_logits(engine, [one])])
     output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
     logits = [output.logits[:, -1]]
     for token in completion.tokens[:-1]:

@@ -22,6 +22,7 @@ from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
     audited,
     checks_of,
+    endings_of,
     forced_places,
     likelier_prompts,
     likelier_settings,
@@ -225,6 +226,7 @@ def _explained_report(
     wrong, right = logprob_findings(models, known, numerics[0])
     slow, lengths = step_findings(models, known)
     checks, notes = [*wrong, *report.checks, *slow], [*report.notes, *place_notes, *right, *lengths]
+    notes += endings_of(models.target, known, auditor)
     return replace(report, checks=checks, notes=notes)
 
 
@@ -305,7 +307,7 @@ def _with_control(
 def _explained(
     report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]
 ) -> Report:
-    checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
+    checks = checks_of(models.target, completions, report.rejected or bool(report.undecided))
     if report.verdict in ("not rejected", "dependent") or report.cause:
         return replace(report, checks=checks)
     suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
