@@ -78,9 +78,6 @@ class Row:
         The draft's before standardisation, where that differs.
     suspected : Tensor, optional
         The distribution of a model that may have been used instead of the target.
-    faults : mapping
-        From an alternative to the probabilities `(m, n)` of the tokens under m faults of its kind,
-        which take logits to compute.
     prompt : sequence of int
         The tokens before the sequence.
     steps : sequence of int, optional
@@ -91,6 +88,9 @@ class Row:
         Whether it continues the sequence of the row before, and whether the next row continues it.
     batch : int, str or None
         What sequences that were generated together share.
+    faults : mapping
+        From an alternative to the probabilities `(m, n)` of the tokens under m faults of its kind,
+        which take logits to compute.
 
     Examples
     --------
@@ -102,13 +102,13 @@ class Row:
     q: Tensor | None = None
     raw: Tensor | None = None
     suspected: Tensor | None = None
-    faults: Mapping[str, Tensor] = field(default_factory=dict)
     prompt: Sequence[int] = ()
     steps: Sequence[int] | None = None
     cutoff_gaps: Mapping[int, CutoffGap] = field(default_factory=dict)
     continues: bool = False
     more: bool = False
     batch: int | str | None = None
+    faults: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:

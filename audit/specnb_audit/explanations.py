@@ -9,6 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -103,26 +104,49 @@ def likelier_settings(
     ]
 
 
-def unclaimed_settings(models: Models, completions: Sequence[Completion], auditor: Auditor) -> tuple[str, list[str]]:
-    """A cause and a note if another temperature, or a filter with or without one, explains the tokens
-    (`fitted_settings`); empty otherwise."""
+class Candidate(NamedTuple):
+    """What may explain tokens: how many nats better than the claim, a cause, a note or none, and the
+    models and completions that a fresh auditor must not reject."""
+
+    gain: float
+    cause: str
+    note: str
+    models: Models
+    completions: list[Completion]
+
+
+def other_settings_or_prompts(
+    models: Models, completions: Sequence[Completion], fresh_auditor: Callable[[], Auditor]
+) -> tuple[str, list[str]]:
+    """The likeliest cause, with a note or none, among settings that nobody claimed and other prompts;
+    empty if none explains the tokens."""
     chosen = beginning(completions)
-    fit = fitted_settings(models._replace(draft=None), chosen, auditor.delta)
-    if fit is None or not _explain(models._replace(sampling=fit.sampling), chosen, auditor):
-        return "", []
-    return f"it looks as if the engine applies {fit.words}, which is not claimed", [
-        f"if the engine is meant to, claim it ({fit.options}); values are read from {TRIED:,} tokens"
-    ]
+    candidates = [unclaimed_settings(models, chosen, fresh_auditor().delta)]
+    candidates.append(likelier_prompts(models, chosen, fresh_auditor().delta))
+    for one in sorted((one for one in candidates if one is not None), key=lambda one: -one.gain):
+        if _explain(one.models, one.completions, fresh_auditor()):
+            return one.cause, [one.note] * bool(one.note)
+    return "", []
 
 
-def likelier_prompts(models: Models, completions: Sequence[Completion], auditor: Auditor) -> str:
-    """A cause if prompts with one begin-of-text token more, or without one of their first or last
-    tokens, explain the tokens as other settings would have to (`likelier_settings`)."""
+def unclaimed_settings(models: Models, completions: list[Completion], delta: float) -> Candidate | None:
+    """Another temperature, or a filter with or without one, if they fit better (`fitted_settings`)."""
+    fit = fitted_settings(models, completions, delta)
+    if fit is None:
+        return None
+    note = f"if the engine is meant to, claim it ({fit.options}); values are read from some {TRIED:,} tokens"
+    cause = f"it looks as if the engine applies {fit.words}, which is not claimed"
+    return Candidate(fit.gain, cause, note, models._replace(sampling=fit.sampling), completions)
+
+
+def likelier_prompts(models: Models, completions: list[Completion], delta: float) -> Candidate | None:
+    """Prompts with one begin-of-text token more, or without one of their first or last tokens, if they
+    fit better by a likelihood ratio above 1/`delta`."""
     if not isinstance(models.target, PreTrainedModel):
-        return ""
+        return None
     config, target = models.target.config.get_text_config(), Models(models.target, models.sampling, ends=models.ends)
     bos, limit = config.bos_token_id, getattr(config, "max_position_embeddings", math.inf)
-    given = beginning([one for one in completions if len(one.prompt) + len(one.tokens) < limit])
+    given = [one for one in completions if len(one.prompt) + len(one.tokens) < limit]
     tried = dict[str, list[Completion]]()
     if given and isinstance(bos, int):
         tried[f"saw one more begin-of-text token ({bos})"] = [one._replace(prompt=[bos, *one.prompt]) for one in given]
@@ -135,13 +159,17 @@ def likelier_prompts(models: Models, completions: Sequence[Completion], auditor:
                 name = f"did not see the begin-of-text token ({bos})"
             tried[name] = [one._replace(prompt=_without(one.prompt, place)) for one in given]
     if not tried:
-        return ""
+        return None
+
+    def fits(some: Sequence[Completion]) -> float:
+        return _log_likelihoods(target, some, [models.sampling])[0]
+
     few = slice(max(1, len(given) // 4))  # enough to say which is likeliest
-    claimed, *others = (_log_likelihoods(target, some[few], [models.sampling])[0] for some in (given, *tried.values()))
-    if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
-        return ""
-    name = list(tried)[int(np.argmax(others))]
-    return f"it looks as if the engine {name}: so the tokens are explained" * _explain(target, tried[name], auditor)
+    name = max(tried, key=lambda name: fits(tried[name][few]))
+    gain = fits(tried[name]) - fits(given)
+    if not gain > math.log(len(tried) / delta):  # both may be impossible
+        return None
+    return Candidate(gain, f"it looks as if the engine {name}: so the tokens are explained", "", target, tried[name])
 
 
 def _without(prompt: list[int], place: int) -> list[int]:

@@ -34,8 +34,10 @@ Array = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """Settings, in words, and as options of the command."""
+    """Settings, in words, and as options of the command; and how many nats better than the claim, without
+    its filter, they fit."""
 
+    gain: float
     sampling: Claimed
     words: str
     options: str
@@ -49,6 +51,8 @@ def fitted_settings(models: Models, completions: Iterable[Completion], delta: fl
         return None
     grid = np.unique([*TEMPERATURES, claimed.temperature])
     seen = _Seen(models, completions, grid)
+    if not bool(seen.own.isfinite().all()):  # a token that is impossible whatever the settings
+        return None
     fits = {name: seen.log_likelihoods(kept) for name, kept in ({"": None} | seen.kept()).items()}
     is_claimed = grid == claimed.temperature
     least = math.log(len(grid) * len(fits) / delta)
@@ -59,10 +63,13 @@ def fitted_settings(models: Models, completions: Iterable[Completion], delta: fl
     at = int(scores[name].argmax())
     if not scores[name][at] > 0:
         return None
-    return _fit(name, float(grid[at]), seen.value(name, at), claimed.temperature, penalties_of(claimed))
+    gain = float(fits[name][at] - fits[""][is_claimed][0])
+    return _fit(gain, name, float(grid[at]), seen.value(name, at), claimed.temperature, penalties_of(claimed))
 
 
-def _fit(name: str, temperature: float, value: float, claimed_temperature: float, penalties: Penalties) -> Fit:
+def _fit(
+    gain: float, name: str, temperature: float, value: float, claimed_temperature: float, penalties: Penalties
+) -> Fit:
     filter_name = name.removesuffix(AFTER)
     is_before = filter_name != name or not name or temperature == 1
     order = FILTERS if is_before else ENGINE_ORDERS["llama.cpp"]
@@ -73,7 +80,7 @@ def _fit(name: str, temperature: float, value: float, claimed_temperature: float
         words.append(f"a temperature of {temperature:g} in place of {claimed_temperature:g}")
     options += [f"--temperature {temperature:g}"] + ["--filter-order llama.cpp"] * (order != FILTERS)
     sampling = Claimed(temperature, **settings, order=order, penalties=penalties)  # type: ignore[arg-type]
-    return Fit(sampling, (" before " if order != FILTERS else " and ").join(words), " ".join(options))
+    return Fit(gain, sampling, (" before " if order != FILTERS else " and ").join(words), " ".join(options))
 
 
 class _Seen:
@@ -104,7 +111,8 @@ class _Seen:
         for t, normaliser in zip(self.grid, self.whole, strict=True):
             mass = (self.top / t - normaliser[:, None]).exp().cumsum(dim=-1)
             before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
-            self.reached.append(min(1.0, math.ceil(200 * float(before.gather(-1, self.rank[:, None]).max())) / 200))
+            reached = float(before.gather(-1, self.rank[:, None]).max())
+            self.reached.append(min(1.0, (math.floor(200 * reached + 1e-6) + 1) / 200))  # above it, in steps of 0.005
             at_each.append((before < self.reached[-1]).sum(dim=-1))
         return {
             "top-k": torch.full_like(self.rank, int(self.rank.max()) + 1),

@@ -18,7 +18,6 @@ accepts too much emits it.
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -184,10 +183,15 @@ def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: C
     """Logits `(n, vocab)` of `model` from one pass, and of `engine` from a pass per token; from a pass
     over each prefix where its state cannot be continued, as of recurrent models."""
     ((_, _, many),) = batch_logits(model, [completion])
-    name = cache_argument(engine)
-    if name not in inspect.signature(engine.forward).parameters:
+    try:
+        return many, _with_cache(engine, completion)
+    except Exception:  # no cache of that name, or a state that cannot be continued
         beginnings = [completion._replace(tokens=completion.tokens[: n + 1]) for n in range(len(completion.tokens))]
         return many, torch.cat([logits[-1:] for one in beginnings for _, _, logits in batch_logits(engine, [one])])
+
+
+def _with_cache(engine: PreTrainedModel, completion: Completion) -> Tensor:
+    name = cache_argument(engine)
     output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
     logits = [output.logits[:, -1]]
     for token in completion.tokens[:-1]:
@@ -197,7 +201,7 @@ def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: C
             **{name: getattr(output, name)},
         )
         logits.append(output.logits[:, -1])
-    return many, torch.cat(logits)
+    return torch.cat(logits)
 
 
 def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int = 0) -> int | None:

@@ -33,8 +33,8 @@ WITHOUT_DRAFT = (
 )
 NOT_COVERED = f"deviations of another shape; kinds that are learnt from the sequences ({', '.join(LEARNED)})"
 NOISE = (
-    "noise without direction, such as that of quantised weights, of another dtype or of stale weights, may be larger: "
-    "give the suspected model (--alternative)"
+    "noise without direction is hardly found (quantised weights, another dtype, stale weights): give the suspected "
+    "model (--alternative)"
 )
 
 
@@ -222,8 +222,8 @@ class Report:
         by = "numerics as in the control" if self._like_control else "those of bfloat16"
         lines += [f"impossible by no more than {by} would explain: {one}" for one in self.undeclared[:5]]
         lines += [
-            f"total variation per token: at least {self.tv.low:.4f}; by the test functions tokens deviate by "
-            f"{self.tv.value:.4f}, 95% interval [{self.tv.low:.4f}, {self.tv.high:.4f}]; by others perhaps by more"
+            f"total variation per token: at least {self.tv.low:.4f}, from a deviation of {self.tv.value:.4f} "
+            f"[{self.tv.low:.4f}, {self.tv.high:.4f}] along the best function tried; there is no bound from above"
         ]
         if self.control is not None:
             lines += self.control.lines()

@@ -24,14 +24,13 @@ from specnb_audit.explanations import (
     checks_of,
     endings_of,
     forced_places,
-    likelier_prompts,
     likelier_settings,
     other_rotary_factors,
+    other_settings_or_prompts,
     remembering,
     repeated_noise,
     rows_alone,
     suspected_explains,
-    unclaimed_settings,
 )
 from specnb_audit.logprobs import logprob_findings
 from specnb_audit.numerics import OTHER_KERNELS, SUSPICIOUS, Numerics, impossible_rate
@@ -317,9 +316,7 @@ def _explained(
     if report.rejected and not cause:
         cause = other_rotary_factors(models, completions, fresh)
     if report.rejected and not cause:
-        cause, notes = unclaimed_settings(models, completions, fresh())
-    if report.rejected and not cause:
-        cause = likelier_prompts(models, completions, fresh())
+        cause, notes = other_settings_or_prompts(models, completions, fresh)
     if report.rejected and not cause:
         cause, more, alone = repeated_noise(report, models, completions, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]

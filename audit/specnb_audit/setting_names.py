@@ -38,8 +38,8 @@ NOT_AUDITED: dict[str, Any] = {
 APPLIED = {
     "xtc_probability": "w * removed + (1 - w) * probs; removed lacks all tokens above xtc_threshold but the least "
     "probable of them, if there are two, and w is xtc_probability",
-    "dry_multiplier": "logits[x] -= dry_multiplier * dry_base ** (n - dry_allowed_length) where x would follow n tokens "
-    "as it did before, n at least dry_allowed_length",
+    "dry_multiplier": "logits[x] -= dry_multiplier * dry_base ** (n - dry_allowed_length) where x would follow n "
+    "tokens as it did before, n at least dry_allowed_length",
     "top_n_sigma": "logits[logits < logits.max() - top_n_sigma * logits.std()] = -inf",
     "top_a": "probs[probs < top_a * probs.max() ** 2] = 0",
 }
