@@ -134,7 +134,8 @@ def unclaimed_settings(models: Models, completions: list[Completion], delta: flo
     fit = fitted_settings(models, completions, delta)
     if fit is None:
         return None
-    note = f"if the engine is meant to, claim it ({fit.options}); values are read from some {TRIED:,} tokens"
+    read = sum(len(one.tokens) for one in completions)
+    note = f"if the engine is meant to, claim it ({fit.options}); values are read from {read:,} tokens"
     cause = f"it looks as if the engine applies {fit.words}, which is not claimed"
     return Candidate(fit.gain, cause, note, models._replace(sampling=fit.sampling), completions)
 
