@@ -28,8 +28,10 @@ from specnb.distributions import normalise, one_hot, residual
 ALTERNATIVES = {
     "argmax": "the most probable token comes too often: the temperature is ignored somewhere",
     "sharper": "as if the temperature were lower than claimed",
-    "flatter": "as if the temperature were higher than claimed, or the target had another context",
-    "near-uniform": "some tokens are almost uniform: a temperature that is uninitialised or huge at some positions",
+    "flatter": "as if the temperature were higher than claimed, or the target had another context (prompt, cache, "
+    "positions)",
+    "near-uniform": "some tokens are almost uniform: a temperature that is uninitialised or huge at some positions, or "
+    "another context there (cache, positions)",
     "tail-cut": "unlikely tokens are missing: a top-k, top-p or min-p that was not claimed",
     "shifted": "tokens fit the target's distribution at the position before: logits are read one position off, or a "
     "token is missing in the cache",

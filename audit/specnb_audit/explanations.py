@@ -201,6 +201,30 @@ def other_rotary_factors(
     return ""
 
 
+def only_after_rejections(
+    report: Report, models: Models, completions: Sequence[Completion], fresh_auditor: Callable[[], Auditor]
+) -> str:
+    """A cause if tokens deviate only after the first rejection of their sequence, as steps tell; empty
+    where the tokens up to there are too few to say so."""
+    longest = max((max(one.steps, default=0) for one in completions if one.steps), default=0)
+    begun = list[Completion]()
+    for one in completions:
+        size = 0
+        for step in one.steps or ():
+            size += step
+            if step < longest:
+                break
+        begun.append(one._replace(tokens=one.tokens[:size], steps=steps_between(one.steps or (), 0, size)))
+    tokens = sum(len(one.tokens) for one in begun)
+    found = tokens * report.log10_e / max(report.tokens, 1) > -2 * math.log10(report.delta)
+    if longest == 0 or not found or not _explain(models, begun, fresh_auditor()):
+        return ""
+    return (
+        f"tokens deviate only after the first rejection in their sequence, and not in the {tokens:,} up to there: "
+        "rejected tokens stay in the cache, or positions are off after them"
+    )
+
+
 def suspected_explains(models: Models, completions: Sequence[Completion], impossible: int, auditor: Auditor) -> bool:
     """Whether a fresh `auditor` does not reject the suspected model as the target, with at most a tenth
     of the `impossible` tokens."""

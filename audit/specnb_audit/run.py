@@ -25,6 +25,7 @@ from specnb_audit.explanations import (
     endings_of,
     forced_places,
     likelier_settings,
+    only_after_rejections,
     other_rotary_factors,
     other_settings_or_prompts,
     remembering,
@@ -317,6 +318,8 @@ def _explained(
         cause = other_rotary_factors(models, completions, fresh)
     if report.rejected and not cause:
         cause, notes = other_settings_or_prompts(models, completions, fresh)
+    if report.rejected and not cause and not report.violations:
+        cause = only_after_rejections(report, models, completions, fresh)
     if report.rejected and not cause:
         cause, more, alone = repeated_noise(report, models, completions, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]

@@ -159,6 +159,31 @@ def test_factors_of_longrope_by_the_length_so_far_are_named() -> None:
     )
 
 
+@pytest.mark.parametrize("rejected", [True, False])
+def test_a_deviation_that_begins_with_a_rejection_is_said_to_be_of_the_cache(rejected: bool) -> None:
+    """After the first rejection, or from the beginning, the target's distributions are another
+    context's."""
+    p, q = tables()
+    given = []
+    for seed in range(60):
+        row = sample_row(p, q, 24, seed)
+        until = next(at for at, size in enumerate(row.steps or ()) if size < 4) + 1
+        steps = list(row.steps or ())[:until]
+        text = list(row.tokens)[: sum(steps)]
+        for token in sample_row(p.roll(1, 0), q, 12, seed + 100).tokens[4:] if rejected else ():
+            text, steps = [*text, token], [*steps, 1]
+        given.append((text, steps))
+    texts_of = [text for text, _ in given]
+    if not rejected:
+        texts_of = [sample_row(p.roll(1, 0), q, len(text), seed).tokens for seed, text in enumerate(texts_of)]
+    report = audit(
+        lambda prefix: p[prefix[-1]], texts_of, prompts=[[0]] * 60, steps=[steps for _, steps in given],
+        draft=lambda prefix: q[prefix[-1]], progress=False,
+    )  # fmt: skip
+    assert report.rejected
+    assert report.cause.startswith("tokens deviate only after the first rejection") == rejected
+
+
 # The sizes of steps
 
 
