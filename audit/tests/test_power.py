@@ -301,7 +301,7 @@ def test_rounded_logits_are_found(name: str | None) -> None:
 @pytest.mark.parametrize("times", [0, 2, None])
 @torch.no_grad()
 def test_a_penalty_that_counts_the_newest_token_wrongly_is_found(times: int | None) -> None:
-    penalties = Penalties(repetition_penalty=2.0, presence_penalty=1.0)
+    penalties = Penalties(repetition_penalty=0.7, presence_penalty=-1.0)
     model, random = llama(24), torch.Generator().manual_seed(0)
     rows = [[number % 24] for number in range(160)]
     for at in range(10):
