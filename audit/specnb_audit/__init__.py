@@ -7,10 +7,12 @@ From the bottom up; each module imports only from those before it:
     constraints                         forced tokens, `min_tokens`, allowed tokens
     alternatives, uniforms, absences    what is bet on: distributions of known bugs, the uniform
                                         behind a token, what never occurs
+    shared_tests, distant_noise         one uniform for all tests of a step; noise that returns
+    logit_faults                        rounded logits, penalties that miss the newest token
     bets, evidence                      all bets on a sequence; test martingales
     teacher_forcing, numerics           the target's distributions; what rounding explains
     engine, report, auditor             what is known of an engine; the report; the audit
-    control, shared_noise, explanations, logprobs
+    control, shared_noise, fitted_settings, explanations, step_sizes, logprobs
                                         what may explain a finding
     run, api                            audits of sequences as they arrive; `audit`
     token_file, cli                     files of tokens; the command `specnb-audit`

@@ -28,16 +28,20 @@ from specnb.distributions import normalise, one_hot, residual
 ALTERNATIVES = {
     "argmax": "the most probable token comes too often: the temperature is ignored somewhere",
     "sharper": "as if the temperature were lower than claimed",
-    "flatter": "as if the temperature were higher than claimed, or the target had another context",
-    "near-uniform": "some tokens are almost uniform: a temperature that is uninitialised or huge at some positions",
+    "flatter": "as if the temperature were higher than claimed, or the target had another context (prompt, cache, "
+    "positions)",
+    "near-uniform": "some tokens are almost uniform: a temperature that is uninitialised or huge at some positions, or "
+    "another context there (cache, positions)",
     "tail-cut": "unlikely tokens are missing: a top-k, top-p or min-p that was not claimed",
     "shifted": "tokens fit the target's distribution at the position before: logits are read one position off, or a "
     "token is missing in the cache",
     "repeats": "tokens that occurred before come too often",
     "avoids": "tokens that occurred before come too rarely: a penalty that was not claimed",
-    "draft-leak": "tokens follow the draft's distribution: draft tokens are accepted too often, or the residual is "
-    "inverted",
+    "draft-leak": "tokens follow the draft's distribution: draft tokens are accepted too often, the residual is "
+    "inverted, or rejected tokens stay in the cache or move positions",
     "no-residual": "after a rejection a token is sampled from p instead of the residual",
+    "not-clamped": "after a rejection p - q is summed up without setting its negative entries to zero, until the sum "
+    "exceeds a uniform",
     "redraw": "draft tokens are accepted when they match a sample from p, and a mismatch samples from p again",
     "residual-only": "tokens come from the residual although a draft token should have been accepted",
     "greedy-draft": "draft tokens are the argmax of q, and are verified as if they had been sampled from q",
@@ -56,6 +60,7 @@ ALTERNATIVES = {
     "same-tokens": "a sequence repeats the tokens of an earlier one",
     "first-token": "only the first new token deviates: is a token missing between prompt and tokens?",
     "whole-sequences": "some sequences deviate from their beginning on and others do not: requests with other settings",
+    "rounded-logits": "tokens fit the target's own logits, rounded to 8 bits (fp8, int8) or to bfloat16",
     "suspected-model": "tokens follow the distribution of the suspected model given as alternative",
     "along-p": "the probability p of the tokens deviates, in no way that is listed here",
     "along-q/p": "the ratio q/p of the tokens deviates, in no way that is listed here",
@@ -77,7 +82,11 @@ GENERAL = {"first-token": 1.5, "whole-sequences": 1.5}
 """Mixtures of all other bets, which lead a diagnosis only where they have so many times the
 decimals of the others."""
 
-POWERS = {"sharper": (1.1, 1.25, 1.5, 2.0, 3.0), "flatter": (0.9, 0.8, 0.67, 0.5), "near-uniform": (0.25, 0.05)}
+POWERS = {
+    "sharper": (1.03, 1.1, 1.25, 1.5, 2.0, 3.0),
+    "flatter": (0.97, 0.9, 0.8, 0.67, 0.5),
+    "near-uniform": (0.25, 0.05),
+}
 TOP_K = (2, 5, 10, 20, 50, 100)
 TOP_P = (0.9, 0.95, 0.98, 0.99, 0.999)
 MIN_P = (0.1, 0.03, 0.01)

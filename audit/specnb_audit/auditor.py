@@ -150,8 +150,10 @@ class Auditor:
         if keep == len(tokens):
             return row
         q, raw, other = (None if probs is None else probs[:keep] for probs in (row.q, row.raw, row.suspected))
+        faults = {name: probs[:, :keep] for name, probs in row.faults.items()}
         steps = None if row.steps is None else steps_between(row.steps, 0, keep)
-        return replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, suspected=other, steps=steps)
+        kept = replace(row, tokens=tokens[:keep], p=row.p[:keep], q=q, raw=raw, suspected=other, faults=faults)
+        return replace(kept, steps=steps)
 
     def _check_length(self, n: int, more: bool) -> None:
         if self.max_new_tokens is None or self.wrong_length:

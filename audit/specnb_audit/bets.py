@@ -26,6 +26,8 @@ from specnb_audit.alternatives import (
     greater_mask,
 )
 from specnb_audit.claimed import CutoffGap as CutoffGap
+from specnb_audit.distant_noise import DistantNoise
+from specnb_audit.shared_tests import SharedTests
 from specnb_audit.uniforms import (
     EDGES,
     CumulativeMass,
@@ -86,6 +88,9 @@ class Row:
         Whether it continues the sequence of the row before, and whether the next row continues it.
     batch : int, str or None
         What sequences that were generated together share.
+    faults : mapping
+        From an alternative to the probabilities `(m, n)` of the tokens under m faults of its kind,
+        which take logits to compute.
 
     Examples
     --------
@@ -103,6 +108,7 @@ class Row:
     continues: bool = False
     more: bool = False
     batch: int | str | None = None
+    faults: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def steps_between(steps: Sequence[int], start: int, stop: int) -> list[int]:
@@ -148,11 +154,15 @@ class Bets:
         self.last_in_batch: dict[int | str | None, _History] = {}
         self.first_token: Mixture | None = None
         self.whole_sequences: Mixture | None = None
+        self.shared_tests = SharedTests()
+        self.distant_noise = DistantNoise()
 
     def begin(self, prompt: Sequence[int], batch: int | str | None = None) -> None:
         """Begin a sequence, which is compared with the last one of its batch, or else with the one
         before. What is kept of earlier ones does not grow with the vocabulary."""
         self.frequencies.begin()
+        self.shared_tests.begin()
+        self.distant_noise.begin()
         if self.references[0].batch is None:
             self.references[0].races = []
         before, self.sequence, self.previous_p = self.sequence, _History(list(prompt), batch), None
@@ -178,20 +188,28 @@ class Bets:
         deviations += [*more]
         bets += self._on_reused_uniforms(tokens, p_interval, q_interval)
         bets += [("noise-of-texts", self._same_race(row.p, tokens))]
+        bets += [("noise-of-texts", self.distant_noise.ratios(row.p, tokens, p_interval))]
         if row.steps is not None:
             bets += [("noise-of-steps", ratio) for ratio in self._carried(row, condensed, p_interval, q_interval)]
         if row.q is not None and q_mass is not None:
             within_step = within_step_ratios(row.p, row.q, tokens, q_mass)
-            bets += zip(("one-uniform", "shared-noise"), within_step, strict=True)
+            bets += zip(("one-uniform", "shared-noise", "not-clamped", "not-clamped"), within_step, strict=True)
+        longest = self.longest_step
+        masks, step_positions = self._subsets(row)
+        if condensed.q is not None:
+            places = step_positions, longest
+            shared = self.shared_tests.ratios(condensed.p, condensed.q, condensed.cell, *places)
+            bets += [("constant-uniform", shared)]
+        own = row.p.gather(-1, tokens[:, None])[:, 0]
         if row.suspected is not None:
-            bets += [("suspected-model", _ratio_at(row.suspected, row.p, tokens))]
+            bets += [("suspected-model", _ratio(row.suspected.gather(-1, tokens[:, None])[:, 0], own))]
+        bets += [(name, _ratio(probs, own)) for name, faults in row.faults.items() for probs in faults]
         # Where one token alone is possible, as where an engine forces it, nothing was chosen.
         certain = ((row.p > 0).sum(dim=-1) == 1).numpy(force=True)
         bets = [(name, np.where(certain, 1.0, ratio)) for name, ratio in bets]
         bets += self._learnt(np.stack([ratio for name, ratio in bets if name not in DEPENDENCE], axis=1))
         never = self.absences.bets(row.p, tokens, len(self.sequence.tokens))
         bets += [("never-occurs", ratio) for ratio in never]
-        masks, step_positions = self._subsets(row)
         self.sequence.extend(row, p_interval, q_interval, condensed)
         self.previous_p = row.p[-1:].clone()
         names, ratios = zip(*bets, strict=True)
@@ -444,9 +462,9 @@ class _History:
         return first[ids] <= positions[:, None]
 
 
-def _ratio_at(r: Tensor, p: Tensor, tokens: Tensor) -> Array:
-    """r(x)/p(x) `(n,)` at `tokens`, and 1 where p is 0."""
-    top, bottom = (probs.gather(-1, tokens[:, None])[:, 0].double() for probs in (r, p))
+def _ratio(r: Tensor, p: Tensor) -> Array:
+    """r/p `(n,)`, and 1 where p is 0."""
+    top, bottom = r.double(), p.double()
     ratios: Array = torch.where(bottom > 0, top / bottom.where(bottom > 0, 1.0), 1.0).numpy(force=True)
     return ratios
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specnb.distributions import Sampling, standardise
 from specnb_audit.penalties import NO_PENALTIES, Penalties
-from specnb_audit.setting_names import DECLARED, ENGINE_ORDERS, FILTERS, INSTEAD, NOT_AUDITED, PENALTIES
+from specnb_audit.setting_names import APPLIED, DECLARED, ENGINE_ORDERS, FILTERS, INSTEAD, NOT_AUDITED, PENALTIES
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,13 @@ def claimed_sampling(settings: Mapping[str, Any], order: str | Sequence[str] = "
             off = (
                 f"generate with {name}={NOT_AUDITED[name]}" if NOT_AUDITED[name] is not None else "generate without it"
             )
-            raise ValueError(f"{name} is {value}; the audit cannot claim it: {off}, {INSTEAD}")
+            applied = INSTEAD.format(applied=f" ({APPLIED[name]})" if name in APPLIED else "")
+            raise ValueError(f"{name} is {value}; the audit cannot claim it: {off}, {applied}")
+        if name == "logprobs":
+            raise ValueError(
+                "logprobs changes no distribution; leave it out of the settings, and give the numbers to audit as "
+                "logprobs=, or in each line of the file"
+            )
         if name in DECLARED and value:
             raise ValueError(
                 f"{name} belongs to single sequences; declare it in each line of the file, or as Constraints"
@@ -99,7 +105,7 @@ def _names(order: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _is_off(value: Any, off: Any) -> bool:
-    return not value if off is None else value is None or value == off
+    return not value if off is None else value is None or value == off or (off == -1 and value == 0)
 
 
 def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:

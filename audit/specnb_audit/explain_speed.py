@@ -43,12 +43,15 @@ class Explanation:
         The time of a step by part, in plain steps, as far as it was given.
     rest_is : str
         The parts that were not given.
+    assumed : tuple of str
+        What can be read in another way.
     """
 
     speedup: float
     tokens: float
     parts: dict[str, Range]
     rest_is: str
+    assumed: tuple[str, ...] = ()
 
     @property
     def cost(self) -> float:
@@ -79,15 +82,15 @@ class Explanation:
             lines.append(f"try first: {ADVICE.get(largest, ADVICE['the rest'])}")
         if self.cost >= self.tokens:
             lines.append(f"plain decoding is faster, until a step gives more than {self.cost:.2f} tokens")
-        return "\n".join(lines)
+        return "\n".join(lines + [f"assumed: {line}" for line in self.assumed])
 
 
 def explain(
     *, speedup: float | None = None, speed: float | None = None, plain: float | None = None,
     gamma: float | None = None, tokens_per_step: float | None = None, per_position: Sequence[float] | None = None,
-    acceptance_rate: float | None = None, acceptance_rate_with_bonus: float | None = None,
-    cost_ratio: float | None = None, params: Pair | None = None, layers: Pair | None = None,
-    draft_passes: float | None = None, draft_bytes_per_param: float | None = None,
+    conditional: bool | None = None, acceptance_rate: float | None = None,
+    acceptance_rate_with_bonus: float | None = None, cost_ratio: float | None = None, params: Pair | None = None,
+    layers: Pair | None = None, draft_passes: float | None = None, draft_bytes_per_param: float | None = None,
     verify_cost: float | Callable[[float], float] | None = None, gpu: str | Pair | None = None,
     verified: float | None = None, batch: float = 1, bytes_per_param: float = 2, active: float = 1,
     cache_ratio: float = 0, overhead_ms: float | None = None,
@@ -128,14 +131,15 @@ def explain(
         if speedup is not None and not 1 / (1 + AGREE) < speedup / ratio < 1 + AGREE:
             raise ValueError(f"speedup is {speedup}, and speed / plain is {ratio:.3g}: they contradict each other")
         speedup = ratio
-    elif speedup is None:
-        raise ValueError("the speed-up is missing; give speedup, or speed and plain in tokens per second")
+    gamma, tokens, assumed = emitted(given)
+    if speedup is None:
+        each = "" if speed is None else f"; a step took {1000 * tokens.value / speed:.2f} ms"
+        raise ValueError(f"the speed-up is missing; give speedup, or speed and plain in tokens per second{each}")
     speedup = in_range("speedup", speedup, 0.01, 1000)
-    gamma, tokens, _ = emitted(given)
     parts = {name: part for name, (part, _) in known_parts(gamma, given | {"step_cost": None}).items()}
     unknown = [name for name in PARTS if name not in parts]
     named = " and ".join(filter(None, [", ".join(unknown[:-1]), unknown[-1]]))
-    return Explanation(speedup, tokens.value, parts, named)
+    return Explanation(speedup, tokens.value, parts, named, tuple(assumed))
 
 
 @dataclass(frozen=True)
@@ -237,14 +241,20 @@ def fit_steps(
     if rows and rows[0][0] == 0:
         plain, *rows = rows[0][2] if plain is None else plain, *rows[1:]
     whole = [gamma for gamma, *_ in rows if gamma != round(gamma)]
-    if len({gamma for gamma, *_ in rows}) < 2 or whole:
+    if not rows or whole:
         raise ValueError(f"lines are {lines}; need whole gammas, two different ones above 0 at least")
+    unit, name = (1000.0, "milliseconds") if plain is None else (in_range("plain", plain, 1e-6, 1e9), "plain steps")
+    times = np.array([unit * mean / in_range("the speed of a line", speed, 1e-6, 1e9) for _, mean, speed in rows])
+    if len({gamma for gamma, *_ in rows}) < 2:
+        each = ", ".join(f"{time:.2f}" for time in times)
+        raise ValueError(
+            f"all lines are at gamma = {rows[0][0]:g}, where a step took {each} {name}; a + b gamma needs a line at "
+            "another gamma, and `explain` takes one line apart"
+        )
     alphas = [solve_alpha(tokens, int(gamma)) for gamma, tokens, _ in rows]
     gammas, emitted_tokens, _ = np.array(rows, dtype=np.float64).T
-    unit = 1000.0 if plain is None else in_range("plain", plain, 1e-6, 1e9)
     if (emitted_tokens * (1 + NOISE) < np.maximum.accumulate(emitted_tokens)).any():
         raise ValueError("the lines contradict each other: more draft tokens gave fewer tokens per step")
-    times = unit * emitted_tokens / [in_range("the speed of a line", speed, 1e-6, 1e9) for *_, speed in rows]
 
     design = np.stack([np.ones_like(times), gammas], axis=1) / times[:, None]
     solved = np.linalg.pinv(design)

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -20,14 +21,25 @@ from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
 from specnb_audit.claimed import Claimed, claimed_probs, is_active, other_orders, penalties_of, without_each
 from specnb_audit.control import found_kinds
+from specnb_audit.fitted_settings import fitted_settings
 from specnb_audit.report import Report
 from specnb_audit.shared_noise import repeated_noise_lag
-from specnb_audit.teacher_forcing import Completion, Models, Source, teacher_forced_rows
+from specnb_audit.teacher_forcing import (
+    Completion,
+    Factors,
+    Models,
+    Source,
+    has_longrope,
+    is_beyond,
+    teacher_forced_rows,
+)
 
 PLACES = 8  # at most so many are taken to be forced
 REMEMBERED = 100_000
 """Tokens of sequences, prompts included, that are kept for explanations."""
 TRIED = 4_000
+EDGE = 6
+"""So many of the first and of the last tokens of the prompts are tried to be missing."""
 NOISE = (*DEPENDENCE, "noise-of-steps")
 DEPENDENT = (100.0, 10.0)
 """A sequence whose e-value for dependence exceeds this is taken to share its noise with an earlier
@@ -45,6 +57,25 @@ def remembering(completions: Iterable[Completion | None], kept: list[Completion]
         yield completion
 
 
+def beginning(completions: Sequence[Completion], first: Collection[int] = ()) -> list[Completion]:
+    """About `TRIED` tokens of the `completions`, those numbered in `first` before others."""
+    chosen, size = list[Completion](), 0
+    for number in sorted(range(len(completions)), key=lambda number: number not in first):
+        if size < TRIED:
+            chosen.append(completions[number])
+            size += len(completions[number].tokens)
+    return chosen
+
+
+def _explain(models: Models, completions: Iterable[Completion], auditor: Auditor) -> bool:
+    """Whether `auditor`, a fresh one, does not reject `completions`; stops where it does."""
+    for row in teacher_forced_rows(models, completions):
+        auditor.add(row)
+        if auditor.found_after is not None:
+            return False
+    return True
+
+
 def likelier_settings(
     models: Models, completions: Sequence[Completion], suspicious: set[int], auditor: Auditor
 ) -> tuple[str, list[str]]:
@@ -58,18 +89,12 @@ def likelier_settings(
     orders, fewer = other_orders(models.sampling), without_each(models.sampling)
     if not orders and not fewer:
         return "", []
-    tried, chosen, size = {**orders, **fewer}, list[Completion](), 0
-    for number in sorted(range(len(completions)), key=lambda number: number not in suspicious):
-        if size < TRIED:
-            chosen.append(completions[number])
-            size += len(completions[number].tokens)
+    tried, chosen = {**orders, **fewer}, beginning(completions, suspicious)
     claimed, *others = _log_likelihoods(models, chosen, [models.sampling, *tried.values()])
     name = list(tried)[int(np.argmax(others))]
     if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
         return "", []
-    for row in teacher_forced_rows(models._replace(sampling=tried[name]), chosen):
-        auditor.add(row)
-    if auditor.found_after is not None:
+    if not _explain(models._replace(sampling=tried[name]), chosen, auditor):
         return "", []
     if name in fewer:
         return f"it looks as if {name} is not applied: without it the tokens are explained", []
@@ -79,29 +104,124 @@ def likelier_settings(
     ]
 
 
-def likelier_prompts(models: Models, completions: Sequence[Completion], auditor: Auditor) -> str:
-    """A cause if prompts with one begin-of-text token more, or without theirs, explain the tokens as
-    other settings would have to (`likelier_settings`); empty otherwise."""
+class Candidate(NamedTuple):
+    """What may explain tokens: how many nats better than the claim, a cause, a note or none, and the
+    models and completions that a fresh auditor must not reject."""
+
+    gain: float
+    cause: str
+    note: str
+    models: Models
+    completions: list[Completion]
+
+
+def other_settings_or_prompts(
+    models: Models, completions: Sequence[Completion], fresh_auditor: Callable[[], Auditor]
+) -> tuple[str, list[str]]:
+    """The likeliest cause, with a note or none, among settings that nobody claimed and other prompts;
+    empty if none explains the tokens."""
+    chosen = beginning(completions)
+    candidates = [unclaimed_settings(models, chosen, fresh_auditor().delta)]
+    candidates.append(likelier_prompts(models, chosen, fresh_auditor().delta))
+    for one in sorted((one for one in candidates if one is not None), key=lambda one: -one.gain):
+        if _explain(one.models, one.completions, fresh_auditor()):
+            return one.cause, [one.note] * bool(one.note)
+    return "", []
+
+
+def unclaimed_settings(models: Models, completions: list[Completion], delta: float) -> Candidate | None:
+    """Another temperature, or a filter with or without one, if they fit better (`fitted_settings`)."""
+    fit = fitted_settings(models, completions, delta)
+    if fit is None:
+        return None
+    read = sum(len(one.tokens) for one in completions)
+    note = f"if the engine is meant to, claim it ({fit.options}); values are read from {read:,} tokens"
+    cause = f"it looks as if the engine applies {fit.words}, which is not claimed"
+    return Candidate(fit.gain, cause, note, models._replace(sampling=fit.sampling), completions)
+
+
+def likelier_prompts(models: Models, completions: list[Completion], delta: float) -> Candidate | None:
+    """Prompts with one begin-of-text token more, or without one of their first or last tokens, if they
+    fit better by a likelihood ratio above 1/`delta`."""
     if not isinstance(models.target, PreTrainedModel):
-        return ""
+        return None
     config, target = models.target.config.get_text_config(), Models(models.target, models.sampling, ends=models.ends)
     bos, limit = config.bos_token_id, getattr(config, "max_position_embeddings", math.inf)
-    given = [one for one in completions if len(one.prompt) + len(one.tokens) < limit][: TRIED // 16]
-    if not isinstance(bos, int) or not given:
+    given = [one for one in completions if len(one.prompt) + len(one.tokens) < limit]
+    tried = dict[str, list[Completion]]()
+    if given and isinstance(bos, int):
+        tried[f"saw one more begin-of-text token ({bos})"] = [one._replace(prompt=[bos, *one.prompt]) for one in given]
+    for place in (*range(EDGE), *range(-EDGE, 0)):
+        if given and all(len(one.prompt) > abs(place + (place < 0)) + 1 for one in given):
+            seen = {one.prompt[place] for one in given}
+            which = f"token {place + 1}" if place >= 0 else f"token {-place} from the end"
+            name = f"did not see {which} of the prompts" + (f" ({seen.pop()} in all)" if len(seen) == 1 else "")
+            if place == 0 and all(one.prompt[0] == bos for one in given):
+                name = f"did not see the begin-of-text token ({bos})"
+            tried[name] = [one._replace(prompt=_without(one.prompt, place)) for one in given]
+    if not tried:
+        return None
+
+    def fits(some: Sequence[Completion]) -> float:
+        return _log_likelihoods(target, some, [models.sampling])[0]
+
+    few = slice(max(1, len(given) // 4))  # enough to say which is likeliest
+    name = max(tried, key=lambda name: fits(tried[name][few]))
+    gain = fits(tried[name]) - fits(given)
+    if not gain > math.log(len(tried) / delta):  # both may be impossible
+        return None
+    return Candidate(gain, f"it looks as if the engine {name}: so the tokens are explained", "", target, tried[name])
+
+
+def _without(prompt: list[int], place: int) -> list[int]:
+    at = place % len(prompt)
+    return [*prompt[:at], *prompt[at + 1 :]]
+
+
+def other_rotary_factors(
+    models: Models, completions: Sequence[Completion], fresh_auditor: Callable[[], Auditor]
+) -> str:
+    """A cause if a target with longrope explains the tokens with other factors than those for the
+    whole length of each sequence; empty for other targets."""
+    if not isinstance(models.target, PreTrainedModel) or not has_longrope(models.target):
         return ""
-    tried = {"saw one more begin-of-text token": [one._replace(prompt=[bos, *one.prompt]) for one in given]}
-    if all(one.prompt[:1] == [bos] and len(one.prompt) > 1 for one in given):
-        tried["did not see the begin-of-text token"] = [one._replace(prompt=one.prompt[1:]) for one in given]
-    claimed, *others = (_log_likelihoods(target, some, [models.sampling])[0] for some in (given, *tried.values()))
-    if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
+    limit = context_limit(models.target)
+    beyond = [number for number, one in enumerate(completions) if is_beyond(models.target, one)]
+    ways: dict[Factors, str] = {
+        "long": f"those for more than {limit} tokens in every sequence",
+        "growing": f"those for up to {limit} tokens for as many, which stay in the cache, and the others from there on",
+    }
+    for factors, words in ways.items():
+        if beyond and _explain(
+            models._replace(factors=factors, draft=None, suspected=None),
+            beginning(completions, beyond),
+            fresh_auditor(),
+        ):
+            return f"the target has longrope, and it looks as if the engine takes its factors in another way: {words}"
+    return ""
+
+
+def only_after_rejections(
+    report: Report, models: Models, completions: Sequence[Completion], fresh_auditor: Callable[[], Auditor]
+) -> str:
+    """A cause if tokens deviate only after the first rejection of their sequence, as steps tell; empty
+    where the tokens up to there are too few to say so."""
+    longest = max((max(one.steps, default=0) for one in completions if one.steps), default=0)
+    begun = list[Completion]()
+    for one in completions:
+        size = 0
+        for step in one.steps or ():
+            size += step
+            if step < longest:
+                break
+        begun.append(one._replace(tokens=one.tokens[:size], steps=steps_between(one.steps or (), 0, size)))
+    tokens = sum(len(one.tokens) for one in begun)
+    found = tokens * report.log10_e / max(report.tokens, 1) > -2 * math.log10(report.delta)
+    if longest == 0 or not found or not _explain(models, begun, fresh_auditor()):
         return ""
-    name = list(tried)[int(np.argmax(others))]
-    for row in teacher_forced_rows(target, tried[name]):
-        auditor.add(row)
     return (
-        ""
-        if auditor.found_after is not None
-        else f"it looks as if the engine {name} ({bos}): so the tokens are explained"
+        f"tokens deviate only after the first rejection in their sequence, and not in the {tokens:,} up to there: "
+        "rejected tokens stay in the cache, or positions are off after them"
     )
 
 
@@ -110,9 +230,10 @@ def suspected_explains(models: Models, completions: Sequence[Completion], imposs
     of the `impossible` tokens."""
     if models.suspected is None:
         return False
-    for row in teacher_forced_rows(models._replace(target=models.suspected, suspected=None), completions):
-        auditor.add(row)
-    return auditor.found_after is None and 10 * len(auditor.impossible.gaps) <= impossible
+    return (
+        _explain(models._replace(target=models.suspected, suspected=None), completions, auditor)
+        and 10 * len(auditor.impossible.gaps) <= impossible
+    )
 
 
 def _log_likelihoods(models: Models, completions: Sequence[Completion], settings: Sequence[Sampling]) -> list[float]:
@@ -120,7 +241,7 @@ def _log_likelihoods(models: Models, completions: Sequence[Completion], settings
     for penalties in dict.fromkeys(map(penalties_of, settings)):
         alike = [number for number, sampling in enumerate(settings) if penalties_of(sampling) == penalties]
         for row in teacher_forced_rows(
-            Models(models.target, Claimed(penalties=penalties), ends=models.ends), completions
+            Models(models.target, Claimed(penalties=penalties), ends=models.ends, faults=False), completions
         ):
             if len(row.tokens) == 0:
                 continue
@@ -158,9 +279,7 @@ def forced_places(models: Models, completions: Sequence[Completion], auditor: Au
             found[place] = token
     if not 0 < len(found) <= min(PLACES, len(common) / 4):
         return "", []
-    for row in teacher_forced_rows(models, [_with_forced(one, found) for one in completions]):
-        auditor.add(row)
-    if auditor.found_after is not None:
+    if not _explain(models, [_with_forced(one, found) for one in completions], auditor):
         return "", []
     some = ", ".join(
         f"token {token} at position {place} in {counts[place][token]:,} of {counts[place].total():,} sequences, where "
@@ -178,32 +297,26 @@ def _with_forced(one: Completion, places: Iterable[int]) -> Completion:
     return one._replace(constraints=replace(one.constraints, forced=sorted({*one.constraints.forced, *inside})))
 
 
-def checks_of(source: Source, completions: Sequence[Completion], auditor: Auditor, finding: bool) -> list[str]:
+def checks_of(source: Source, completions: Sequence[Completion], finding: bool) -> list[str]:
     """What is wrong with the sequences themselves; `finding`: whether anything has to be explained.
 
     >>> uniform = lambda prefix: [0.25] * 4
-    >>> checks_of(uniform, [Completion([1, 2], [1, 2, 3])], Auditor(), False)
+    >>> checks_of(uniform, [Completion([1, 2], [1, 2, 3])], False)
     ['the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only']
     """
     config, limit, most = None, None, None
     if isinstance(source, PreTrainedModel):
         config, limit = source.config, context_limit(source)
         most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    bos, pad, own = (getattr(config, f"{name}_token_id", None) for name in ("bos", "pad", "eos"))
-    ends, lengths = {own} if isinstance(own, int) else set(own or ()), [len(one.tokens) for one in completions]
+    bos, pad = (getattr(config, f"{name}_token_id", None) for name in ("bos", "pad"))
     repeat = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
     padded = sum([pad, pad] in (one.prompt[:2], one.tokens[-2:]) for one in completions)
-    after = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
     begun, twice = (sum(one.prompt[:n] == [bos] * n for one in completions) for n in (1, 2))
-    total, free = len(completions), not auditor.ends
+    total = len(completions)
     found = {
         f"the tokens of {repeat:,} of {total:,} sequences begin with their prompt; give the new tokens only":
             2 * repeat > total,
         f"{padded:,} of {total:,} sequences are padded with the token {pad}; leave padding out": 2 * padded > total,
-        f"{after:,} of {total:,} sequences continue after the end token {sorted(ends)}; give eos if it ends them":
-            free and after > 0,
-        f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
-        "eos, or max_new_tokens": free and auditor.max_new_tokens is None and len(set(lengths)) > 1,
         f"the target has longrope, with other factors beyond {limit} tokens: each sequence is compared with those of "
         "its whole length, and an engine may choose by another length": finding and limit != most,
         f"{begun:,} of {total:,} prompts begin with the model's begin-of-text token {bos}; did the model see one?":
@@ -212,6 +325,20 @@ def checks_of(source: Source, completions: Sequence[Completion], auditor: Audito
             2 * twice > total,
     }  # fmt: skip
     return [words for words, holds in found.items() if holds]
+
+
+def endings_of(source: Source, completions: Sequence[Completion], auditor: Auditor) -> list[str]:
+    """What is to be said of the ends of sequences where none were declared."""
+    own = getattr(source.config, "eos_token_id", None) if isinstance(source, PreTrainedModel) else None
+    ends, lengths = {own} if isinstance(own, int) else set(own or ()), [len(one.tokens) for one in completions]
+    after = sum(any(token in ends for token in one.tokens[:-1]) for one in completions)
+    found = {
+        f"{after:,} of {len(completions):,} sequences continue after the end token {sorted(ends)}; give eos if it ends "
+        "them": after > 0,
+        f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
+        "eos, or max_new_tokens": auditor.max_new_tokens is None and len(set(lengths)) > 1,
+    }  # fmt: skip
+    return [words for words, holds in found.items() if holds and not auditor.ends]
 
 
 def audited(auditor: Auditor, completions: Sequence[Completion]) -> list[Completion]:
@@ -262,8 +389,7 @@ def repeated_noise(
         f"{made} (likelihood ratio 10^{log10:.1f}): what one has by chance, all have. Seed each one differently, make "
         "no generator anew within a sequence, and audit again"
     )
-    for row in teacher_forced_rows(models, completions[:lag]):
-        auditor.add(row)
+    _explain(models, completions[:lag], auditor)
     alone = auditor.report() if auditor.tokens else None
     return f"{made}, as a generator made anew with one seed for each call gives it", [check], alone
 
@@ -282,6 +408,5 @@ def rows_alone(report: Report, models: Models, completions: Sequence[Completion]
     if shared is None:
         return None
     kept = [completion for number, completion in enumerate(completions) if number not in shared]
-    for row in teacher_forced_rows(models, kept):
-        auditor.add(row)
+    _explain(models, kept, auditor)
     return auditor.report() if auditor.tokens else None

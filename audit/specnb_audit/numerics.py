@@ -56,6 +56,9 @@ LARGEST = float(norm.isf(1e-6 / 1e6))
 probability of 1e-6."""
 ORDERS = np.array([1 - 2.0**-10, 1 / 2, 3 / 4, 7 / 8, 15 / 16, 31 / 32])
 WEIGHTS = np.array([0.5, 0.1, 0.1, 0.1, 0.1, 0.1])
+NEGLIGIBLE = 1e-9
+"""Nats per token up to which the first of `ORDERS` has all weight: it costs 0.1% of the evidence, and
+1e-6 nats a token."""
 
 
 class Numerics(NamedTuple):
@@ -177,8 +180,17 @@ def in_dtype(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: Completion) -> tuple[Tensor, Tensor]:
-    """Logits `(n, vocab)` of `model` from one pass, and of `engine` from a pass per token."""
+    """Logits `(n, vocab)` of `model` from one pass, and of `engine` from a pass per token; from a pass
+    over each prefix where its state cannot be continued, as of recurrent models."""
     ((_, _, many),) = batch_logits(model, [completion])
+    try:
+        return many, _with_cache(engine, completion)
+    except Exception:  # no cache of that name, or a state that cannot be continued
+        beginnings = [completion._replace(tokens=completion.tokens[: n + 1]) for n in range(len(completion.tokens))]
+        return many, torch.cat([logits[-1:] for one in beginnings for _, _, logits in batch_logits(engine, [one])])
+
+
+def _with_cache(engine: PreTrainedModel, completion: Completion) -> Tensor:
     name = cache_argument(engine)
     output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
     logits = [output.logits[:, -1]]
@@ -189,7 +201,7 @@ def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: C
             **{name: getattr(output, name)},
         )
         logits.append(output.logits[:, -1])
-    return many, torch.cat(logits)
+    return torch.cat(logits)
 
 
 def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int = 0) -> int | None:
@@ -209,7 +221,7 @@ def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int 
     explained = log_e
     if nats > 0:
         powers = ORDERS * log_e[:, None] - n[:, None] * nats * ORDERS / (1 - ORDERS)
-        explained = np.asarray(logsumexp(powers, b=WEIGHTS, axis=1))
+        explained = powers[:, 0] if nats < NEGLIGIBLE else np.asarray(logsumexp(powers, b=WEIGHTS, axis=1))
     passed = explained >= -np.log(delta)
     return int(n[passed.argmax()]) if passed.any() else None
 

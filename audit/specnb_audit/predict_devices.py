@@ -42,6 +42,8 @@ AROUND = re.compile(
 UNKNOWN_RIDGE = Range(153, 40, 400)  # of a device that is not named, for 16-bit weights, in tokens
 # The slowest of audit/data/reference/small_batches.csv: in parts of the data sheet's arithmetic, and in tokens.
 SLOWEST = {"datacentre": 0.4, "workstation": 0.4, "Apple": 0.12}
+EIGHT_BITS = ("H", "B", "GB", "GH", "L4", "MI3", "RTX 40", "RTX 50", "RTX 6000 Ada", "RTX PRO")
+"""Beginnings of the names of devices with fp8, where weights of 8 bits meet twice the arithmetic."""
 UNPACKING_RIDGE = 1.7  # of weights below 8 bits
 EXPERTS = 0.25  # times that for a mixture of experts, each of which sees few tokens
 
@@ -91,8 +93,8 @@ def ridge_of(gpu: str | Pair | None, width: float, active: float) -> tuple[Range
     The value is the data sheet's; for Apple's chips, mixtures of experts and weights below 8 bits
     it is the geometric mean of both.
 
-    >>> ridge_of("H100", 2, 1)[0].value
-    295.2...
+    >>> [round(ridge_of("H100", width, 1)[0].value) for width in (2, 1)]
+    [295, 295]
     """
     slow = width < 1 or active < 1
     if gpu is None:
@@ -108,6 +110,8 @@ def ridge_of(gpu: str | Pair | None, width: float, active: float) -> tuple[Range
         flops, bandwidth = pair("gpu", gpu if name is None else GPUS[name])
         value = high = 1000 * flops / bandwidth * width / 2  # 2 operations per parameter and token
         slow, low = slow or kind == "Apple", SLOWEST[kind] * high
+        if width == 1 and (name or "").startswith(EIGHT_BITS):
+            value = high = 2 * high
         source = "roofline of " + (name or f"{flops:g} teraflop/s, {bandwidth:g} GB/s")
     if width < 1:
         low = min(low, UNPACKING_RIDGE)

@@ -9,9 +9,10 @@ given becomes a range, and a line in `missing`.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import accumulate, pairwise, product
 from typing import Any
 
 from specnb.theory import expected_tokens, roofline
@@ -28,6 +29,8 @@ OVERHEAD_MS = Range(2.0, 0.0, 12.0)  # of a step
 PLAIN = 50.0  # tokens per second
 # Of the ratio of sizes in bytes, which gives c; 0.82 fits audit/data/reference/draft_costs.csv.
 EXPONENTS = {"params": 0.82, "layers": 0.75}
+LAUNCHES = 0.25  # plain steps by which passes over two tokens or more were slower than a roofline: data/results/gpu.csv
+WIDE = 3.0  # a range that is so many times as high as low says little
 AGREE = 0.03  # by what two reports of one acceptance may differ, both rounded
 
 
@@ -67,17 +70,21 @@ class Prediction:
         lines = [f"{self.speedup} times plain decoding, with {self.tokens} tokens per step"]
         lines += [f"  {name}: {part} plain steps" for name, part in self.parts.items()]
         lines += [f"  {slowest} costs most: without it {self.gains[slowest]:.2f} times as fast"]
+        width = self.speedup.high / self.speedup.low
+        lines += [f"  a range of a factor of {width:.0f} says little: measure two lines (`fit_steps`)"] * (
+            width >= WIDE
+        )
         return "\n".join(lines + [f"  assumed: {line}" for line in self.missing])
 
 
 def predict(
     *, gamma: float | None = None, tokens_per_step: float | None = None, per_position: Sequence[float] | None = None,
-    acceptance_rate: float | None = None, acceptance_rate_with_bonus: float | None = None, alpha: float | None = None,
-    cost_ratio: float | None = None, params: Pair | None = None, layers: Pair | None = None,
-    draft_passes: float | None = None, draft_bytes_per_param: float | None = None,
-    verify_cost: float | Callable[[float], float] | None = None, gpu: str | Pair | None = None,
-    verified: float | None = None, batch: float = 1, bytes_per_param: float = 2, active: float = 1,
-    cache_ratio: float = 0, overhead_ms: float | None = None, plain: float | None = None,
+    conditional: bool | None = None, acceptance_rate: float | None = None,
+    acceptance_rate_with_bonus: float | None = None, alpha: float | None = None, cost_ratio: float | None = None,
+    params: Pair | None = None, layers: Pair | None = None, draft_passes: float | None = None,
+    draft_bytes_per_param: float | None = None, verify_cost: float | Callable[[float], float] | None = None,
+    gpu: str | Pair | None = None, verified: float | None = None, batch: float = 1, bytes_per_param: float = 2,
+    active: float = 1, cache_ratio: float = 0, overhead_ms: float | None = None, plain: float | None = None,
     step_cost: tuple[float | Range, float | Range] | None = None,
 ) -> Prediction:  # fmt: skip
     """Predict tokens per step and the speed-up over plain decoding, for one setting.
@@ -91,7 +98,11 @@ def predict(
         Mean tokens per step, the bonus token included: "mean acceptance length", "accept length".
         One acceptance has to be given; several must agree.
     per_position : sequence of float, optional
-        The fraction of steps in which draft token 1, 2, ... was accepted.
+        The fraction of steps in which draft token 1, 2, ... was accepted; or, with `conditional`, of
+        those in which the tokens before it were.
+    conditional : bool, optional
+        Which of the two `per_position` are. Rates that rise can only be conditional; those that fall
+        can be either, and are taken to be of all steps if nothing is said.
     acceptance_rate : float, optional
         Accepted over proposed draft tokens.
     acceptance_rate_with_bonus : float, optional
@@ -176,8 +187,8 @@ def emitted(given: Mapping[str, Any]) -> tuple[float | None, Range, list[str]]:
     if not accepted:
         raise ValueError(f"an acceptance is missing; give one of {', '.join(ACCEPTANCE)}")
     gamma = _implied_gamma(accepted) if given["gamma"] is None else given["gamma"]
-    gamma = None if gamma is None else in_range("gamma", gamma, 1, 1e6)
-    read = {name: _tokens(name, value, gamma) for name, value in accepted.items()}
+    gamma, conditional = None if gamma is None else in_range("gamma", gamma, 1, 1e6), given.get("conditional")
+    read = {name: _tokens(name, value, gamma, conditional) for name, value in accepted.items()}
     (name, tokens), *others = read.items()
     for other, same in others:
         if same.low > (1 + AGREE) * tokens.high or (1 + AGREE) * same.high < tokens.low:
@@ -185,7 +196,15 @@ def emitted(given: Mapping[str, Any]) -> tuple[float | None, Range, list[str]]:
                 f"{name} and {other} contradict each other: with gamma = {gamma:g} they mean {tokens} and {same} "
                 "tokens per step; a rate that counts the bonus token is acceptance_rate_with_bonus"
             )
-    return gamma, tokens, ["0.75 to 1.1 of the accepted tokens that Equation 1 gives"] * (name == "alpha")
+    assumed = ["0.75 to 1.1 of the accepted tokens that Equation 1 gives"] * (name == "alpha")
+    rates = accepted.get("per_position")
+    if rates is not None and conditional is None and len(rates) > 1:
+        other = 1 + math.fsum(accumulate(map(float, rates), operator.mul))
+        assumed.append(
+            "per_position as fractions of all steps; if of those that accepted the tokens before, give "
+            f"conditional=True: {other:.2f} tokens per step"
+        )
+    return gamma, tokens, assumed
 
 
 def _implied_gamma(accepted: Mapping[str, Any]) -> float | None:
@@ -207,7 +226,7 @@ def _implied_gamma(accepted: Mapping[str, Any]) -> float | None:
     return round(gamma, 9)
 
 
-def _tokens(name: str, value: Any, gamma: float | None) -> Range:
+def _tokens(name: str, value: Any, gamma: float | None, conditional: bool | None) -> Range:
     if name == "tokens_per_step":
         return exactly(in_range(name, value, 1, 1e6 if gamma is None else gamma + 1))
     if gamma is None:
@@ -216,8 +235,10 @@ def _tokens(name: str, value: Any, gamma: float | None) -> Range:
         rates = [in_range(name, rate, 0, 1) for rate in value]
         if len(rates) != gamma:
             raise ValueError(f"per_position has {len(rates)} fractions; with gamma = {gamma:g} it needs as many")
-        if any(later > earlier for earlier, later in pairwise(rates)):
-            raise ValueError(f"per_position rises in {rates}; rates given the token before must be multiplied up first")
+        if conditional:
+            rates = list(accumulate(rates, operator.mul))
+        elif any(later > earlier for earlier, later in pairwise(rates)):
+            raise ValueError(f"per_position rises in {rates}: rates given the tokens before need conditional=True")
         return exactly(1 + math.fsum(rates))
     if name == "acceptance_rate":
         return exactly(1 + gamma * in_range(name, value, 0, 1))
@@ -292,17 +313,20 @@ def _cost_ratio(given: Mapping[str, Any]) -> tuple[Range, str] | None:
             width = in_range("bytes_per_param", given["bytes_per_param"], 0.1, 16)
             own = given["draft_bytes_per_param"]
             ratio = draft / target * (1 if own is None else in_range("draft_bytes_per_param", own, 0.1, 16) / width)
-            return Range(ratio**exponent, *sorted([ratio, math.sqrt(ratio)])), f"drafting from the ratio of {name}"
+            low, high = sorted([ratio, math.sqrt(ratio)])
+            if own is not None and own < 1 < given["batch"]:  # unpacked for many rows: as costly as without
+                high = max(high, draft / target)
+            return Range(ratio**exponent, low, high), f"drafting from the ratio of {name}"
     return None
 
 
 def verification(n: float, given: Mapping[str, Any]) -> tuple[Range, str]:
     """v(n) from a roofline, and its source.
 
-    The ends are with full overlap and with none, at the ridges of the data sheet and of the slowest
-    published speed. Experts that tokens choose independently are more weights to read than for one
-    token, unless the batch reads all; those of one row may choose alike. The value is the geometric
-    mean.
+    The low end is 1, as of passes that wait for launches. The high end is without overlap, at the
+    ridges of the data sheet and of the slowest published speed, with `LAUNCHES`. Experts that tokens
+    choose independently are more weights to read than for one token, unless the batch reads all;
+    those of one row may choose alike. The value is the geometric mean of both, at half of the overlap.
     """
     limits = {"bytes_per_param": (0.1, 16), "active": (1e-4, 1), "batch": (1, 1e9), "cache_ratio": (0, 1e9)}
     width, active, batch, cache = (in_range(name, given[name], *ends) for name, ends in limits.items())
@@ -320,4 +344,4 @@ def verification(n: float, given: Mapping[str, Any]) -> tuple[Range, str]:
     alike, independent = 1.0, reading(n * batch) / plain
     value = math.sqrt(v(ridge.value, 0.5, alike) * v(ridge.value, 0.5, independent))
     ends = [v(*one) for one in product((ridge.value, ridge.low, ridge.high), (0, 1), (alike, independent))]
-    return Range(value, min(ends), max(ends)), f"verification from the {source}"
+    return Range(value, min(1.0, *ends), max(ends) + LAUNCHES * (n > 1)), f"verification from the {source}"

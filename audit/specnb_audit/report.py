@@ -29,11 +29,12 @@ KINDS = VIOLATIONS | ALTERNATIVES
 """Every kind of deviation that a report can name, and what it means."""
 WITHOUT_DRAFT = (
     "of an engine with a draft model give that, too (--draft): without it errors of acceptance and of the residual are "
-    "hardly found"
+    "hardly found, and one uniform for all tests of a step is not"
 )
-NOT_COVERED = (
-    f"deviations of another shape; kinds that are learnt from the sequences ({', '.join(LEARNED)}); noise without "
-    "direction (rounded logits, quantised weights), for which give the suspected model (--alternative)"
+NOT_COVERED = f"deviations of another shape; kinds that are learnt from the sequences ({', '.join(LEARNED)})"
+NOISE = (
+    "noise without direction is hardly found (quantised weights, another dtype, stale weights): give the suspected "
+    "model (--alternative)"
 )
 
 
@@ -179,7 +180,8 @@ class Report:
         """The report in words, the cause first; sequences and positions are counted from 0."""
         checks = [f"check: {check}" for check in self.checks]
         notes = [f"note: {note}" for note in self.notes]
-        return [self.headline, *checks, *self._outcome_lines(), *self._detectable_lines(), *notes]
+        noise = [] if self.rejected or self.certain else [f"  {NOISE}"]
+        return [self.headline, *noise, *checks, *self._outcome_lines(), *self._detectable_lines(), *notes]
 
     @property
     def headline(self) -> str:
@@ -220,8 +222,8 @@ class Report:
         by = "numerics as in the control" if self._like_control else "those of bfloat16"
         lines += [f"impossible by no more than {by} would explain: {one}" for one in self.undeclared[:5]]
         lines += [
-            f"total variation per token: a lower bound on it is estimated as {self.tv.value:.4f}, 95% interval "
-            f"[{self.tv.low:.4f}, {self.tv.high:.4f}]"
+            f"total variation per token: at least {self.tv.low:.4f}, from a deviation of {self.tv.value:.4f} "
+            f"[{self.tv.low:.4f}, {self.tv.high:.4f}] along the best function tried; there is no bound from above"
         ]
         if self.control is not None:
             lines += self.control.lines()

@@ -22,9 +22,12 @@ from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
     audited,
     checks_of,
+    endings_of,
     forced_places,
-    likelier_prompts,
     likelier_settings,
+    only_after_rejections,
+    other_rotary_factors,
+    other_settings_or_prompts,
     remembering,
     repeated_noise,
     rows_alone,
@@ -34,6 +37,7 @@ from specnb_audit.logprobs import logprob_findings
 from specnb_audit.numerics import OTHER_KERNELS, SUSPICIOUS, Numerics, impossible_rate
 from specnb_audit.penalties import require_penalties
 from specnb_audit.report import KINDS, Report, counted
+from specnb_audit.step_sizes import step_findings
 from specnb_audit.teacher_forcing import Completion, Models, require_completions, teacher_forced_rows, vocabulary
 
 MEASURED = 4  # sequences that the numerics are measured on
@@ -178,27 +182,56 @@ def audit_completions(
     if report.interrupted:
         return report
     try:
-        known = audited(auditor, kept)
-        report = _with_rate(report, auditor, models, known, settings)
-
-        def fresh_auditor(*more: str) -> Auditor:
-            return settings.auditor(*numerics, more=("wrong-length", *more))
-
-        place, place_notes = _forced(report, models, known, fresh_auditor())
-        alone = None if place else rows_alone(report, models, known, fresh_auditor(*DEPENDENCE))
-        report = replace(report, rows_alone=alone, cause=place)
-        if engine.control:
-            report = _with_control(report, auditor, models, known, engine.control, settings, numerics)
-        report = _explained(report, auditor, models, known, fresh_auditor)
-        wrong, right = logprob_findings(models, known, numerics[0])
-        report = replace(report, checks=[*wrong, *report.checks], notes=[*report.notes, *place_notes, *right])
+        with searching(settings.progress, report):
+            report = _explained_report(report, models, auditor, audited(auditor, kept), settings, engine, numerics)
     except KeyboardInterrupt:
         note = "interrupted after the last token: there is no comparison with a control, and nothing more is explained"
         return replace(report, interrupted=True, notes=[note])
-    if alone is not None and len(known) < report.sequences:
-        note = f"shared noise was looked for in the first {len(known):,} sequences"
+    if report.rows_alone is not None and len(kept) < report.sequences:
+        note = f"shared noise was looked for in the first {len(kept):,} sequences"
         report = replace(report, notes=[*report.notes, note])
     return report
+
+
+@contextmanager
+def searching(progress: Progress, report: Report) -> Iterator[None]:
+    """Says the verdict on a rejected audit before its cause is known, and that the cause is looked for."""
+    if not report.rejected:
+        yield
+        return
+    verdict = f"rejected after {counted(report.found_after or 0, 'token')}"
+    if callable(progress):
+        progress(f"audited {report.tokens:,} tokens: {verdict}; looking for the cause")
+    with tqdm(desc=f"{verdict}; looking for the cause", bar_format="{desc}", leave=False, disable=progress is not True):
+        yield
+
+
+def _explained_report(
+    report: Report,
+    models: Models,
+    auditor: Auditor,
+    known: Sequence[Completion],
+    settings: Settings,
+    engine: Engine,
+    numerics: EngineNumerics,
+) -> Report:
+    """The report with all that is asked after the last token."""
+    report = _with_rate(report, auditor, models, known, settings)
+
+    def fresh_auditor(*more: str) -> Auditor:
+        return settings.auditor(*numerics, more=("wrong-length", *more))
+
+    place, place_notes = _forced(report, models, known, fresh_auditor())
+    alone = None if place else rows_alone(report, models, known, fresh_auditor(*DEPENDENCE))
+    report = replace(report, rows_alone=alone, cause=place)
+    if engine.control:
+        report = _with_control(report, auditor, models, known, engine.control, settings, numerics)
+    report = _explained(report, auditor, models, known, fresh_auditor)
+    wrong, right = logprob_findings(models, known, numerics[0])
+    slow, lengths = step_findings(models, known)
+    checks, notes = [*wrong, *report.checks, *slow], [*report.notes, *place_notes, *right, *lengths]
+    notes += endings_of(models.target, known, auditor)
+    return replace(report, checks=checks, notes=notes)
 
 
 def _forced(report: Report, models: Models, completions: Sequence[Completion], fresh: Auditor) -> tuple[str, list[str]]:
@@ -278,7 +311,7 @@ def _with_control(
 def _explained(
     report: Report, auditor: Auditor, models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]
 ) -> Report:
-    checks = checks_of(models.target, completions, auditor, report.rejected or bool(report.undecided))
+    checks = checks_of(models.target, completions, report.rejected or bool(report.undecided))
     if report.verdict in ("not rejected", "dependent") or report.cause:
         return replace(report, checks=checks)
     suspicious = {one.sequence for one in (*report.impossible, *report.borderline, *report.undeclared)}
@@ -286,7 +319,11 @@ def _explained(
     if suspicious and not cause and suspected_explains(models, completions, len(auditor.impossible.gaps), fresh()):
         cause = KINDS["suspected-model"]
     if report.rejected and not cause:
-        cause = likelier_prompts(models, completions, fresh())
+        cause = other_rotary_factors(models, completions, fresh)
+    if report.rejected and not cause:
+        cause, notes = other_settings_or_prompts(models, completions, fresh)
+    if report.rejected and not cause and not report.violations:
+        cause = only_after_rejections(report, models, completions, fresh)
     if report.rejected and not cause:
         cause, more, alone = repeated_noise(report, models, completions, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]

@@ -25,11 +25,27 @@ NOT_AUDITED: dict[str, Any] = {
     "stop_strings": None,
     "typical_p": 1,
     "xtc_probability": 0,
+    "dry_multiplier": 0,
+    "top_n_sigma": -1,
+    "top_a": 0,
+    "tfs_z": 1,
+    "epsilon_cutoff": 0,
+    "eta_cutoff": 0,
+    "dynatemp_range": 0,
     "mirostat": 0,
 }
 """Settings that the audit cannot claim, with the value that switches each off."""
+APPLIED = {
+    "xtc_probability": "w * removed + (1 - w) * probs; removed lacks all tokens above xtc_threshold but the least "
+    "probable of them, if there are two, and w is xtc_probability",
+    "dry_multiplier": "logits[x] -= dry_multiplier * dry_base ** (n - dry_allowed_length) where x would follow n "
+    "tokens as it did before, n at least dry_allowed_length",
+    "top_n_sigma": "logits[logits < logits.max() - top_n_sigma * logits.std()] = -inf",
+    "top_a": "probs[probs < top_a * probs.max() ** 2] = 0",
+}
+"""What a function as target has to apply."""
 INSTEAD = (
-    "or give specnb_audit.audit a function as target, whose probabilities have it applied, or declare in each line of "
-    "the file which tokens were possible (allowed_token_ids)"
+    "or give specnb_audit.audit a function as target, whose probabilities have it applied{applied}, or declare in each "
+    "line of the file which tokens were possible (allowed_token_ids)"
 )
 """What to do where an engine cannot do without one of them."""

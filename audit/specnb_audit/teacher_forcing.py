@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -22,7 +22,8 @@ from specnb_audit.bets import CutoffGap, Row, steps_between
 from specnb_audit.claimed import claimed_probs, penalties_of
 from specnb_audit.claimed import cutoff_gap as cutoff_gap
 from specnb_audit.constraints import NO_CONSTRAINTS, Constraints, constrained
-from specnb_audit.penalties import penalised
+from specnb_audit.logit_faults import ROUNDINGS, TIMES, newest_counted
+from specnb_audit.penalties import NO_PENALTIES, penalised
 
 NextTokenProbs = Callable[[tuple[int, ...]], Any]
 Source = PreTrainedModel | NextTokenProbs
@@ -32,6 +33,9 @@ LOGITS = 2**23
 ones into pieces."""
 
 
+Factors = Literal["whole", "long", "growing"]
+"""Of longrope: by the whole length of a sequence; the long ones for all; or by the length so far, as
+with a cache whose keys stay as they were."""
 PROBED = 8  # tokens of a sequence by which a model is compared with itself
 
 
@@ -60,6 +64,8 @@ class Models(NamedTuple):
     sampling   penalties in it are those of the target and the suspected model, not of the draft
     suspected  a model that may have been used instead of the target
     ends       end tokens, which `min_tokens` makes impossible
+    factors    which rotary factors a target with longrope has (`has_longrope`)
+    faults     whether rows come with the faults of `logit_faults`
     """
 
     target: Source
@@ -68,6 +74,8 @@ class Models(NamedTuple):
     draft_sampling: Sampling = Sampling()
     suspected: Source | None = None
     ends: tuple[int, ...] = ()
+    factors: Factors = "whole"
+    faults: bool = True
 
     def all(self) -> list[Source]:
         return [one for one in (self.target, self.draft, self.suspected) if one is not None]
@@ -97,7 +105,9 @@ def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]
 
 def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iterator[Row]:
     sources = (models.target, models.draft, models.suspected)
-    pieces = [repeat(None) if source is None else _logits(source, completions, vocab) for source in sources]
+    pieces = [
+        repeat(None) if source is None else _logits(source, completions, vocab, models.factors) for source in sources
+    ]
     for piece, drafted, other in zip(*pieces, strict=False):  # repeat has no end
         yield _row(models, piece, drafted and drafted[2], other and other[2])
 
@@ -109,8 +119,8 @@ def teacher_forced_logits(
     logits, penalised and constrained, and the draft's, if there is one."""
     for batch in _batches((one for one in completions if one.tokens), models):
         vocab = vocabulary(models.target, batch[0].prompt)
-        drafts = repeat(None) if models.draft is None else _logits(models.draft, batch, vocab)
-        for piece, draft in zip(_logits(models.target, batch, vocab), drafts, strict=False):
+        drafts = repeat(None) if models.draft is None else _logits(models.draft, batch, vocab, models.factors)
+        for piece, draft in zip(_logits(models.target, batch, vocab, models.factors), drafts, strict=False):
             one, start, logits = piece
             yield one, start, _processed(models, logits, one, start), None if draft is None else draft[2]
 
@@ -118,9 +128,28 @@ def teacher_forced_logits(
 def _processed(models: Models, logits: Tensor, one: Completion, start: int) -> Tensor:
     """Logits of the target before temperature and filters: with penalties, and constraints."""
     penalties = penalties_of(models.sampling)
-    return constrained(
-        penalised(logits, penalties, one.prompt, one.tokens, start), one.constraints, one.tokens, start, models.ends
-    )
+    return _constrained(models, penalised(logits, penalties, one.prompt, one.tokens, start), one, start)
+
+
+def _constrained(models: Models, logits: Tensor, one: Completion, start: int) -> Tensor:
+    return constrained(logits, one.constraints, one.tokens, start, models.ends)
+
+
+def _faults(models: Models, logits: Tensor, one: Completion, start: int) -> dict[str, Tensor]:
+    """The probabilities `(m, n)` of the tokens from `start` on under the faults of `logit_faults`; of
+    a function as target no logits are known."""
+    if not models.faults or not isinstance(models.target, PreTrainedModel):
+        return {}
+    penalties, before = penalties_of(models.sampling), (one.prompt, one.tokens, start)
+    found = {"rounded-logits": [penalised(rounded(logits), penalties, *before) for rounded in ROUNDINGS.values()]}
+    if penalties != NO_PENALTIES:
+        found["last-token"] = [newest_counted(logits, penalties, *before, times) for times in TIMES]
+    tokens = torch.as_tensor(one.tokens[start : start + len(logits)], device=logits.device)[:, None]
+
+    def at_tokens(changed: Tensor) -> Tensor:
+        return claimed_probs(_constrained(models, changed, one, start), models.sampling).gather(-1, tokens)[:, 0]
+
+    return {name: torch.stack([at_tokens(one) for one in each]) for name, each in found.items()}
 
 
 def _row(
@@ -129,6 +158,7 @@ def _row(
     completion, start, logits = piece
     tokens = completion.tokens[start : start + len(logits)]
 
+    faults = _faults(models, logits, completion, start)
     logits = _processed(models, logits, completion, start)
     if suspected_logits is not None:
         suspected_logits = _processed(models, suspected_logits, completion, start)
@@ -145,6 +175,7 @@ def _row(
         as_p(draft_logits, models.draft_sampling),
         raw=as_p(draft_logits, Sampling()) if models.draft_sampling != Sampling() else None,
         suspected=as_p(suspected_logits, models.sampling),
+        faults=faults,
         prompt=completion.prompt,
         batch=completion.batch,
         steps=_steps(completion, start, len(tokens)),
@@ -188,10 +219,16 @@ def _batches(completions: Iterable[Completion | None], models: Models) -> Iterat
 
 
 def _sides(models: Models, completion: Completion) -> list[bool]:
-    return [_is_beyond(source, completion) for source in models.all()]
+    return [is_beyond(source, completion) for source in models.all()]
 
 
-def _is_beyond(source: Source, completion: Completion) -> bool:
+def has_longrope(model: PreTrainedModel) -> bool:
+    """Whether its rotary factors change with the length of a sequence: its own bound is not that of its
+    positions."""
+    return context_limit(model) != getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+
+def is_beyond(source: Source, completion: Completion) -> bool:
     """Whether a completion is longer than a longrope's original length: then all its positions, and
     those of all that share its pass, have other factors."""
     limit = context_limit(source) if isinstance(source, PreTrainedModel) else None
@@ -202,16 +239,26 @@ def _length(completion: Completion) -> int:
     return len(completion.prompt) + len(completion.tokens)
 
 
-def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> Iterator[tuple[Completion, int, Tensor]]:
+def _logits(
+    source: Source, completions: Sequence[Completion], vocab: int, factors: Factors = "whole"
+) -> Iterator[tuple[Completion, int, Tensor]]:
     """For each completion, or piece of one: it, the offset of its first token, and logits `(n,
     vocab)`."""
     if not isinstance(source, PreTrainedModel):
         for completion in completions:
             yield completion, 0, _function_logits(source, completion, vocab)
+    elif factors != "whole" and has_longrope(source):
+        limit = context_limit(source)
+        assert limit is not None
+        for completion in completions:
+            if factors == "long":
+                yield from batch_logits(source, [completion], vocab, least=limit + 1)
+            else:
+                yield from _in_pieces(source, completion, limit, vocab)
     elif (
         len(completions) == 1
         and _length(completions[0]) * vocab > LOGITS
-        and not _is_beyond(source, completions[0])  # its first piece would have other factors
+        and not is_beyond(source, completions[0])  # its first piece would have other factors
         and agrees_in_pieces(source)
     ):
         yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab), vocab)
@@ -220,12 +267,12 @@ def _logits(source: Source, completions: Sequence[Completion], vocab: int) -> It
 
 
 def batch_logits(
-    model: PreTrainedModel, completions: Sequence[Completion], vocab: int | None = None
+    model: PreTrainedModel, completions: Sequence[Completion], vocab: int | None = None, least: int = 0
 ) -> Iterator[tuple[Completion, int, Tensor]]:
     """For each completion: it, 0, and logits `(n, vocab)`, all from one forward pass without a
-    cache; `vocab` is the target's."""
+    cache over `least` tokens or more; `vocab` is the target's."""
     # Padding is on the right, where causal attention does not see it.
-    longest = max(map(_length, completions)) - 1
+    longest = max(least, *(_length(completion) - 1 for completion in completions))
     rows = [[*completion.prompt, *completion.tokens[:-1]] for completion in completions]
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
     first = min(len(completion.prompt) for completion in completions) - 1

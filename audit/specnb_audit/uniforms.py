@@ -167,13 +167,15 @@ def same_race_ratio(p: Array, p_token: Array, likely: Likely, earlier: Array, ag
     return np.where(known, ratio, 1.0)
 
 
-def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeMass) -> tuple[Array, Array]:
-    """r(x)/p(x) `(n,)` at `tokens` for two bugs of a step; p and q `(n, vocab)`, `q_mass` that of
+def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeMass) -> tuple[Array, ...]:
+    """r(x)/p(x) `(n,)` at `tokens` for three bugs of a step; p and q `(n, vocab)`, `q_mass` that of
     q.
 
     *one-uniform*: the uniform that rejected the draft token samples from the residual; given the
     rejection its density is the sum over d of q(d) 1[u > p(d)/q(d)]. *shared-noise*: the uniform
     that sampled the draft token does; d is rejected in q(d) - min(p, q)(d) of its interval.
+    *not-clamped*, twice: the recovered token is the first at which the sum of p - q exceeds the
+    uniform, in parts of the residual's mass; and the last, or the first, token where none is.
     """
     accepted = torch.minimum(p, q)
     low, high = CumulativeMass(p - accepted).normalised_ends(tokens)
@@ -190,10 +192,22 @@ def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeM
         fraction = ((u - start) / width.where(width > 0, 1.0)).clamp(0, 1)
         return before + fraction * (after - before)
 
-    p_token, accepted_token = (probs.gather(-1, tokens[:, None])[:, 0].double() for probs in (p, accepted))
+    def at_token(values: Tensor) -> Tensor:
+        return values.gather(-1, tokens[:, None])[:, 0].double()
+
+    def ratio(probs: Tensor) -> Array:
+        found: Array = torch.where(p_token > 0, probs / p_token.where(p_token > 0, 1.0), 1.0).numpy(force=True)
+        return found
+
+    p_token, accepted_token = at_token(p), at_token(accepted)
     ratios = []
     for cumulative in (one_uniform, shared_noise):
         recovered = (cumulative(high) - cumulative(low)).clamp_min(0)
-        probs = torch.where(high > low, accepted_token + recovered, accepted_token)
-        ratios.append(torch.where(p_token > 0, probs / p_token.where(p_token > 0, 1.0), 1.0).numpy(force=True))
-    return ratios[0], ratios[1]
+        ratios.append(ratio(torch.where(high > low, accepted_token + recovered, accepted_token)))
+    highest = torch.nn.functional.pad((p - q).double().cumsum(dim=-1).clamp_min(0), (1, 0)).cummax(dim=-1).values
+    rest = (q - accepted).double().sum(dim=-1)  # the mass of the residual
+    reached = highest[:, -1].clamp_max(rest)
+    own = (highest.gather(-1, tokens[:, None] + 1) - highest.gather(-1, tokens[:, None]))[:, 0]
+    for token in (p.shape[-1] - 1, 0):
+        ratios.append(ratio(accepted_token + own + (rest - reached) * (tokens == token)))
+    return tuple(ratios)

@@ -30,8 +30,11 @@ def audited(rows: list[Row], **settings: object) -> Auditor:
 # Exact samplers
 
 
+@pytest.mark.parametrize("steps", [[1, 1], [2], None])
 @pytest.mark.parametrize("kind", ["dense", "zeros in p", "disjoint"])
-def test_an_exact_sampler_gains_nothing_on_average(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exact_sampler_gains_nothing_on_average(
+    kind: str, steps: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The expected e-value of each alternative, over all pairs of sequences of two tokens, is at
     most 1.
 
@@ -46,7 +49,8 @@ def test_an_exact_sampler_gains_nothing_on_average(kind: str, monkeypatch: pytes
         for text in (tokens[:2], tokens[2:]):
             distributions, drafts = (torch.stack([of(text[:known]) for known in range(2)]) for of in (p, q))
             chance *= float(distributions.gather(-1, torch.tensor(text)[:, None]).prod())
-            rows.append(Row(text, distributions, drafts, prompt=(1,), steps=[1, 1]))
+            faults = {"rounded-logits": drafts.gather(-1, torch.tensor(text)[:, None]).T}
+            rows.append(Row(text, distributions, drafts, prompt=(1,), steps=steps, faults=faults))
         if chance > 0:
             whole += chance
             for name, value in audited(rows).report(detect=False).by_alternative.items():
@@ -133,15 +137,19 @@ def test_ends_and_lengths(
 def test_what_follows_the_end_is_cut_from_everything_that_comes_with_a_row() -> None:
     p, q = tables()
     row = sample_row(p, q, 12, 0)
-    row = replace(row, raw=row.q, suspected=row.p.flip(0), tokens=[token % 23 for token in row.tokens])
+    tokens = [token % 23 for token in row.tokens]
+    faults = {"rounded-logits": torch.linspace(0, 0.5, 24).reshape(2, 12)}
+    row = replace(row, raw=row.q, suspected=row.p.flip(0), tokens=tokens, faults=faults)
     row.tokens[6] = 23  # type: ignore[index]
     assert row.q is not None
     assert row.raw is not None
     assert row.suspected is not None
     assert row.steps is not None
+    steps = steps_between(row.steps, 0, 7)
     cut = Row(
-        row.tokens[:7], row.p[:7], row.q[:7], row.raw[:7], row.suspected[:7], row.prompt, steps_between(row.steps, 0, 7)
-    )
+        row.tokens[:7], row.p[:7], row.q[:7], row.raw[:7], row.suspected[:7], row.prompt, steps,
+        faults={name: probs[:, :7] for name, probs in faults.items()},
+    )  # fmt: skip
     whole, short = audited([row, row], eos=23), audited([cut, cut], eos=23)
     assert whole.violations == {"after-the-end": 10}
     assert np.concatenate(whole.logs) == pytest.approx(np.concatenate(short.logs))

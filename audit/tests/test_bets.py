@@ -223,15 +223,16 @@ def test_a_uniform_used_twice_is_a_fair_bet(key: tuple[str, int, int], low: floa
 @examples
 def test_a_uniform_reused_in_a_step_is_a_fair_bet(key: tuple[str, int, int]) -> None:
     p, q = both(key)
-    for ratio in within_step_ratios(p, q, torch.arange(len(p)), CumulativeMass(q)):
+    for number, ratio in enumerate(within_step_ratios(p, q, torch.arange(len(p)), CumulativeMass(q))):
         mean = float((p[0].numpy() * ratio).sum())
         assert (ratio >= 0).all()
-        assert mean == pytest.approx(1, abs=1e-9)  # both bugs emit only what p allows
+        # The first two emit only what p allows; a sum that no uniform is below gives any token.
+        assert mean == pytest.approx(1, abs=1e-9) if number < 2 or bool((p > 0).all()) else mean <= 1 + 1e-9
 
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_uniform_reused_in_a_step_has_the_distribution_of_its_bug(seed: int) -> None:
-    """Both bugs run on a fine grid of uniforms, and give the distribution that is bet on."""
+    """All bugs run on a fine grid of uniforms, and give the distribution that is bet on."""
     p, q = both(("dense", 5, seed))
     n = 500
     grid = (torch.arange(n, dtype=torch.float64) + 0.5) / n
@@ -240,8 +241,15 @@ def test_a_uniform_reused_in_a_step_has_the_distribution_of_its_bug(seed: int) -
     # A step with one draft; the distribution behind it does not matter for the first token.
     distributions = torch.stack([p[0], p[0]]).expand(len(first), -1, -1)
     tests = (distributions, q[0].expand(len(first), 1, -1), draft_tokens, accept[:, None])
-    for final, ratio in zip((accept, first), within_step_ratios(p, q, torch.arange(5), CumulativeMass(q)), strict=True):
-        accepted, token, _ = token_verification(*tests, final)
+    fresh = torch.from_numpy(np.random.default_rng(seed).random(len(first)))
+    *summed, below = (p - q)[0].cumsum(0), fresh[:, None] * (p - q)[0].clamp_min(0).sum()
+    exceeds = summed[0] > below
+    found = exceeds.any(dim=-1)
+    ways = [token_verification(*tests, final)[:2] for final in (accept, first)]
+    ways += [(ways[0][0], torch.where(found, exceeds.int().argmax(dim=-1), other)) for other in (4, 0)]
+    for (accepted, token), ratio in zip(
+        ways, within_step_ratios(p, q, torch.arange(5), CumulativeMass(q)), strict=True
+    ):
         emitted = torch.where(accepted > 0, draft_tokens[:, 0], token)
         seen = torch.bincount(emitted, minlength=5) / len(first)
         assert np.allclose(seen.numpy(), p[0].numpy() * ratio, atol=8e-3)

@@ -136,7 +136,8 @@ def test_it_says_whether_to_speculate(a: float, b: float, alpha: float, said: st
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([(1, 1.8, 140.0)], "need whole gammas, two different ones"),
+        ([], "need whole gammas, two different ones"),
+        ([(1, 1.8, 140.0), (1, 1.9, 100.0)], r"all lines are at gamma = 1, where a step took 1\.29, 1\.90 plain steps"),
         ([(1, 2.8, 140.0), (4, 2.9, 150.0)], "tokens_per_step is 2.8; with gamma = 1"),
         ([(2, 2.3, 67.0), (4, 2.1, 66.0)], "more draft tokens gave fewer tokens"),
         ([(2, 2.4, 100.0), (4, 3.0, 180.0)], "the lines contradict each other: more draft tokens took less time"),

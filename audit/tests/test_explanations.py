@@ -10,17 +10,26 @@ import numpy as np
 import pytest
 import torch
 from reports import report
-from samplers import depending, raced
+from samplers import depending, raced, sample_row, tables
 from tiny import llama
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specnb import generate
 from specnb.distributions import Sampling
 from specnb_audit import Aim, Auditor, Constraints, audit
 from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.bets import Row
-from specnb_audit.claimed import Claimed
-from specnb_audit.explanations import audited, checks_of, dependent_sequences, likelier_settings
+from specnb_audit.claimed import Claimed, claimed_probs
+from specnb_audit.explanations import (
+    audited,
+    checks_of,
+    dependent_sequences,
+    endings_of,
+    likelier_settings,
+    other_settings_or_prompts,
+)
 from specnb_audit.shared_noise import repeated_noise_lag
+from specnb_audit.step_sizes import step_findings
 from specnb_audit.teacher_forcing import Completion, Models
 
 # Other settings
@@ -95,6 +104,116 @@ def test_a_begin_of_text_token_that_makes_the_difference_is_named(
     report = audit(target, made, prompts=[[*given, *one] for one in prompts], progress=False)
     assert report.rejected is bool(words)
     assert words in report.cause
+
+
+@pytest.mark.parametrize(
+    ("applied", "words"),
+    [
+        (Claimed(0.5, top_k=2, order=("top-k", "temperature")), "top-k 2 before a temperature of 0.5 in place of 1"),
+        (Sampling(0.5), "a temperature of 0.5 in place of 1"),
+        (Sampling(top_k=3), "top-k 3"),
+        (Sampling(), None),
+    ],
+)
+def test_settings_that_nobody_claimed_are_named(applied: Sampling, words: str | None) -> None:
+    probs = claimed_probs(torch.tensor(TABLE, dtype=torch.float64).log()[None], applied)[0].numpy()
+    given = texts(np.random.default_rng(0).choice(4, p=probs, size=4000).tolist())
+    found, notes = other_settings_or_prompts(Models(constant), given, Auditor)
+    expected = "" if words is None else f"it looks as if the engine applies {words}, which is not claimed"
+    assert (found, len(notes)) == (expected, int(words is not None))
+
+
+@pytest.mark.parametrize("place", [1, -1])
+def test_a_token_of_the_template_that_was_lost_is_named(place: int) -> None:
+    model = llama(6)
+    prompts = [[first, 2, second, 4] for first in range(6) for second in range(6)] * 4
+    seen = [[token for at, token in enumerate(one) if at != place % 4] for one in prompts]
+    made = generate(model, seen, max_new_tokens=8, progress=False).tokens
+    report = audit(model, made, prompts=prompts, progress=False)
+    which = "token 2 of the prompts (2 in all)" if place > 0 else "token 1 from the end of the prompts (4 in all)"
+    assert report.cause == f"it looks as if the engine did not see {which}: so the tokens are explained"
+
+
+@torch.no_grad()
+def test_factors_of_longrope_by_the_length_so_far_are_named() -> None:
+    """As with a cache: the keys of the first tokens keep their factors."""
+    config = LlamaConfig(
+        **(MODEL.config.to_dict() | {"max_position_embeddings": 16, "vocab_size": 6}),
+    )
+    config.rope_parameters = {
+        "rope_type": "longrope", "rope_theta": 10.0, "original_max_position_embeddings": 6,
+        "short_factor": [1.0] * 2, "long_factor": [6.0] * 2,
+    }  # fmt: skip
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(config).eval()
+    prompts = [[first, second] for first in range(6) for second in range(6)] * 4
+    ids = torch.tensor(prompts)
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=12, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    report = audit(model, made[:, 2:].tolist(), prompts=prompts, progress=False)
+    assert report.rejected
+    assert report.cause.endswith(
+        "those for up to 6 tokens for as many, which stay in the cache, and the others from there on"
+    )
+
+
+@pytest.mark.parametrize("rejected", [True, False])
+def test_a_deviation_that_begins_with_a_rejection_is_said_to_be_of_the_cache(rejected: bool) -> None:
+    """After the first rejection, or from the beginning, the target's distributions are another
+    context's."""
+    p, q = tables()
+    given = []
+    for seed in range(60):
+        row = sample_row(p, q, 24, seed)
+        until = next(at for at, size in enumerate(row.steps or ()) if size < 4) + 1
+        steps = list(row.steps or ())[:until]
+        text = list(row.tokens)[: sum(steps)]
+        for token in sample_row(p.roll(1, 0), q, 12, seed + 100).tokens[4:] if rejected else ():
+            text, steps = [*text, token], [*steps, 1]
+        given.append((text, steps))
+    texts_of = [text for text, _ in given]
+    if not rejected:
+        texts_of = [sample_row(p.roll(1, 0), q, len(text), seed).tokens for seed, text in enumerate(texts_of)]
+    report = audit(
+        lambda prefix: p[prefix[-1]], texts_of, prompts=[[0]] * 60, steps=[steps for _, steps in given],
+        draft=lambda prefix: q[prefix[-1]], progress=False,
+    )  # fmt: skip
+    assert report.rejected
+    assert report.cause.startswith("tokens deviate only after the first rejection") == rejected
+
+
+# The sizes of steps
+
+
+def test_steps_without_an_accepted_draft_token_are_noticed() -> None:
+    """The tokens are exact."""
+    random = np.random.default_rng(0)
+    given = [Completion([], random.choice(4, p=TABLE, size=8).tolist(), [1] * 8) for _ in range(8)]
+    models = Models(constant, draft=lambda prefix: [0.5, 0.3, 0.15, 0.05])
+    (check,), notes = step_findings(models, given)
+    assert check.startswith("no step emitted more than one token: no draft token was ever accepted, where Algorithm 1")
+    assert notes == []
+    assert step_findings(models._replace(draft=None), given)[0] == [
+        "no step emitted more than one token: no draft token was ever accepted"
+    ]
+    assert step_findings(models, [one._replace(steps=None) for one in given]) == ([], [])
+
+
+def test_steps_of_algorithm_1_are_no_finding_and_their_longest_is_told() -> None:
+    p, q = tables()
+    rows = [sample_row(p, q, 40, seed) for seed in range(20)]
+    given = [Completion([0], list(row.tokens), list(row.steps or ())) for row in rows]
+    models = Models(lambda prefix: p[prefix[-1]], draft=lambda prefix: q[prefix[-1]])
+    checks, (note,) = step_findings(models, given)
+    assert checks == []
+    assert note.startswith(
+        "steps emit up to 4 tokens, as with 3 draft tokens and a bonus token; if the engine drafts 4,"
+    )
+    other = models._replace(draft=lambda prefix: p[prefix[-1]])  # with which all would be accepted
+    (check,), _ = step_findings(other, given)
+    assert "where Algorithm 1 would accept 1.00" in check
 
 
 # Prompts, ends and dependence
@@ -232,30 +351,43 @@ MODEL.config.update({"bos_token_id": 1, "pad_token_id": 0, "eos_token_id": [3]})
 
 
 @pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([([1, 0], [1, 0, 1])], "the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only"),
+        ([([1], [1, 1])], None),  # a prompt of one token may be repeated
+        ([([1], [2, 0, 0])], "1 of 1 sequences are padded with the token 0; leave padding out"),
+        ([([0, 0, 1], [2]), ([1], [0])], None),  # half of them
+        ([([2], [2])], "0 of 1 prompts begin with the model's begin-of-text token 1; did the model see one?"),
+        ([([1, 1], [2])], "1 of 1 prompts begin with the begin-of-text token 1 twice; did the model see both?"),
+        ([([2], [2]), ([1], [2])], None),
+    ],
+)
+def test_what_is_wrong_with_the_sequences_themselves(
+    given: list[tuple[list[int], list[int]]], words: str | None
+) -> None:
+    completions = [Completion(*one) for one in given]
+    assert checks_of(MODEL, completions, True) == ([] if words is None else [words])
+    statistical = words is not None and "see one" in words
+    # Asked only where something has to be explained.
+    expected = [] if words is None or statistical else [words]
+    assert checks_of(MODEL, completions, False) == expected
+
+
+@pytest.mark.parametrize(
     ("given", "settings", "words"),
     [
-        ([([1, 0], [1, 0, 1])], {}, "the tokens of 1 of 1 sequences begin with their prompt; give the new tokens only"),
-        ([([1], [1, 1])], {}, None),  # a prompt of one token may be repeated
-        ([([1], [2, 0, 0])], {}, "1 of 1 sequences are padded with the token 0; leave padding out"),
-        ([([0, 0, 1], [2]), ([1], [0])], {}, None),  # half of them
         ([([1], [3, 0])], {}, "1 of 1 sequences continue after the end token [3]; give eos if it ends them"),
+        ([([1], [3, 0])], {"eos": 2}, None),
         (
             [([1], [2]), ([1], [2, 2])],
             {},
             "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens",
         ),
         ([([1], [2]), ([1], [2, 2])], {"max_new_tokens": 2}, None),
-        ([([2], [2])], {}, "0 of 1 prompts begin with the model's begin-of-text token 1; did the model see one?"),
-        ([([1, 1], [2])], {}, "1 of 1 prompts begin with the begin-of-text token 1 twice; did the model see both?"),
-        ([([2], [2]), ([1], [2])], {}, None),
     ],
 )
-def test_what_is_wrong_with_the_sequences_themselves(
+def test_what_is_said_of_ends_that_nobody_declared(
     given: list[tuple[list[int], list[int]]], settings: dict[str, Any], words: str | None
 ) -> None:
     completions = [Completion(*one) for one in given]
-    assert checks_of(MODEL, completions, Auditor(**settings), True) == ([] if words is None else [words])
-    statistical = words is not None and "see one" in words
-    # Asked only where something has to be explained.
-    expected = [] if words is None or statistical else [words]
-    assert checks_of(MODEL, completions, Auditor(**settings), False) == expected
+    assert endings_of(MODEL, completions, Auditor(**settings)) == ([] if words is None else [words])

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 from tiny import gpt2, llama
+from transformers import MambaConfig, MambaForCausalLM
 
 from specnb.distributions import Sampling, standardise, total_variation
-from specnb_audit import numerics
+from specnb_audit import audit, numerics
 from specnb_audit.numerics import (
     Impossible,
     ImpossibleTokens,
@@ -24,6 +25,27 @@ from specnb_audit.numerics import (
 from specnb_audit.teacher_forcing import Completion
 
 TEXTS = [Completion([1, 2], [0, 2, 3, 1, 1, 0]), Completion([3], [2, 2, 0, 1, 0, 0]), Completion([0], [])]
+
+
+def test_negligible_numerics_hold_no_rejection_back() -> None:
+    """An e-value of 10^6.14 of an engine that differs by 1e-12 nats, as by 0, and unlike one by 1e-6."""
+    log_e = np.full(20_000, 6.14 * np.log(10))
+    assert [crossing(log_e, 1e-6, nats) for nats in (0.0, 1e-12, 1e-6)] == [1, 1, None]
+
+
+@torch.no_grad()
+def test_a_target_without_a_cache_of_keys_is_measured_by_passes_over_prefixes() -> None:
+    torch.manual_seed(0)
+    config = MambaConfig(
+        vocab_size=4, hidden_size=8, state_size=4, num_hidden_layers=2, bos_token_id=None, eos_token_id=None,
+        pad_token_id=None, use_mambapy=False,
+    )  # fmt: skip
+    model = MambaForCausalLM(config).eval()
+    measured = measure_numerics(model, TEXTS, positions=12)
+    assert (measured.positions, measured.logit < 1e-4) == (12, True)
+    given = [(one.prompt, one.tokens) for one in TEXTS if one.tokens]
+    prompts, tokens = zip(*given, strict=True)
+    assert not audit(model, tokens, prompts=prompts, progress=False).rejected
 
 
 def test_the_two_ways_agree_to_the_precision_of_the_dtype() -> None:

@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from samplers import audit_of, sample_row, sampled_rows, tables, zipf_tables
+from samplers import VOCAB, audit_of, sample_row, sampled_rows, tables, zipf_tables
+from tiny import llama
 from torch import Tensor
 
 from audit_studies.bugs.step import argmax_distribution, inverted_residual, no_residual, one_uniform
 from audit_studies.bugs.verification import biased, suppressed
 from specnb.distributions import Sampling, normalise, sample, standardise
 from specnb.rules import Outcome, lenient_verification, token_verification
+from specnb_audit import audit
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed, claimed_probs
+from specnb_audit.logit_faults import ROUNDINGS, newest_counted
+from specnb_audit.penalties import Penalties
+from specnb_audit.report import Report
 
 P, _ = zipf_tables()
 TABLES = tables()
@@ -30,11 +35,11 @@ def constant_uniform(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor,
 
 Sampler = tuple[dict[str, Any], set[str], int]
 SAMPLERS: dict[str, Sampler] = {
-    "no residual": ({"rule": no_residual}, {"no-residual"}, 1927),
+    "no residual": ({"rule": no_residual}, {"no-residual"}, 1943),
     "inverted residual": ({"rule": inverted_residual}, {"draft-leak"}, 38),
     "greedy draft": ({"sampled": argmax_distribution}, {"greedy-draft"}, 17),
     "colder draft": ({"sampled": lambda q: normalise(q**2)}, {"wrong-q"}, 276),
-    "one uniform": ({"rule": one_uniform}, {"one-uniform"}, 1307),
+    "one uniform": ({"rule": one_uniform}, {"one-uniform"}, 1311),
     "constant uniform": ({"rule": constant_uniform}, {"constant-uniform", "lenience"}, 422),
     "lenience 0.5": ({"rule": lenient_verification(0.5)}, {"lenience"}, 429),
 }
@@ -155,6 +160,40 @@ def test_a_uniform_carried_from_one_step_to_the_next_is_found(name: str) -> None
     assert report.rejected == ("same position" not in name or "samples" in name)
 
 
+@pytest.mark.parametrize("steps", [True, False])
+@pytest.mark.parametrize("same", [True, False])
+def test_one_uniform_for_all_tests_of_a_step_is_found(same: bool, steps: bool) -> None:
+    """Each token alone has the right distribution."""
+
+    def rule(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor, final: Tensor) -> Outcome:
+        return token_verification(p, q, draft_tokens, accept[:1].expand_as(accept) if same else accept, final)
+
+    rows = [sample_row(*tables(closeness=0.7), 100, row, rule=rule) for row in range(50 if same else 10)]
+    report = audit_of(rows if steps else [replace(row, steps=None) for row in rows])
+    print(report.found_after, list(report.by_alternative.items())[:3])
+    assert (report.by_alternative["constant-uniform"] > 3) == same
+    assert report.rejected == (same and steps)
+
+
+@pytest.mark.parametrize("raced", [True, False])
+@pytest.mark.parametrize("lag", [2, 40, None])
+def test_noise_that_returns_many_sequences_later_is_found(raced: bool, lag: int | None) -> None:
+    """Seeds repeat after `lag` lines; prompts do not."""
+    p, rows = TABLES[0], list[Row]()
+    for number in range(60):
+        random, text = np.random.default_rng([3, number % (lag or 100)]), [number % VOCAB]
+        for _ in range(30):
+            mass = p[text[-1]].numpy()
+            noise = random.exponential(size=len(mass)) if raced else None
+            text.append(
+                int((mass / noise).argmax() if noise is not None else mass.cumsum().searchsorted(random.random()))
+            )
+        rows.append(Row(text[1:], p[text[:-1]], prompt=[number // VOCAB, text[0]]))
+    report = audit_of(rows)
+    print(report.found_after, list(report.by_alternative.items())[:3])
+    assert report.diagnosis == (None if lag is None else "noise-of-texts")
+
+
 @pytest.mark.parametrize("same", [True, False])
 def test_a_race_with_the_noise_of_the_sequence_before_is_found(same: bool) -> None:
     """As `torch.multinomial` samples, seeded anew for each sequence; each from a start of its
@@ -204,7 +243,7 @@ def rows_of_two_samplers(batch: tuple[str | None, str | None]) -> list[Row]:
 def test_shared_noise_of_a_batch_is_found_wherever_its_rows_are() -> None:
     declared, unknown = (audit_of(rows_of_two_samplers(batch)) for batch in (("a", "b"), (None, None)))
     assert declared.diagnosis in {"same-tokens", "noise-of-texts"}
-    assert unknown.found_after is None
+    assert unknown.diagnosis == "noise-of-texts"
 
 
 def test_a_suspected_model_is_found_sooner_than_by_any_other_bet() -> None:
@@ -237,3 +276,43 @@ def test_a_penalty_that_counts_the_last_token_twice_within_a_step_is_found(facto
     print(report.found_after, list(report.by_alternative.items())[:3])
     assert report.rejected == (factor < 1)
     assert factor == 1 or report.diagnosis == "last-token"
+
+
+def logits_rounded(name: str | None) -> Report:
+    """The report on tokens of a model whose logits were rounded, of as many as the test needs."""
+    model = llama(24)
+    model.lm_head.weight.mul_(3)
+    rows, random = [[number % 24] for number in range(240)], torch.Generator().manual_seed(0)
+    for _ in range(10):
+        logits = model(torch.tensor(rows)).logits[:, -1]
+        probs = (logits if name is None else ROUNDINGS[name](logits)).softmax(dim=-1)
+        rows = [[*row, int(x)] for row, x in zip(rows, torch.multinomial(probs, 1, generator=random), strict=True)]
+    return audit(model, [row[1:] for row in rows], prompts=[row[:1] for row in rows], progress=False)
+
+
+@pytest.mark.parametrize("name", ["fp8 (e5m2)", None])
+@torch.no_grad()
+def test_rounded_logits_are_found(name: str | None) -> None:
+    report = logits_rounded(name)
+    print(name, report.found_after, list(report.by_alternative.items())[:3])
+    assert report.diagnosis == (None if name is None else "rounded-logits")
+
+
+@pytest.mark.parametrize("times", [0, 2, None])
+@torch.no_grad()
+def test_a_penalty_that_counts_the_newest_token_wrongly_is_found(times: int | None) -> None:
+    penalties = Penalties(repetition_penalty=0.7, presence_penalty=-1.0)
+    model, random = llama(24), torch.Generator().manual_seed(0)
+    rows = [[number % 24] for number in range(160)]
+    for at in range(10):
+        logits = model(torch.tensor(rows)).logits[:, -1:]
+        changed = [
+            newest_counted(own, penalties, row[:1], [*row[1:], 0], at, 1 if times is None else times)
+            for own, row in zip(logits, rows, strict=True)
+        ]
+        tokens = torch.multinomial(torch.cat(changed).softmax(dim=-1), 1, generator=random)
+        rows = [[*row, int(x)] for row, x in zip(rows, tokens, strict=True)]
+    settings = {"sampling": Claimed(penalties=penalties), "progress": False}
+    report = audit(model, [row[1:] for row in rows], prompts=[row[:1] for row in rows], **settings)
+    print(times, report.found_after, list(report.by_alternative.items())[:3])
+    assert report.diagnosis == (None if times is None else "last-token")

@@ -17,10 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specnb.theory import expected_tokens, roofline, walltime_improvement
-from specnb_audit import predict
+from specnb_audit import explain, predict
 from specnb_audit.predict_devices import GPUS, SLOWEST, UNPACKING_RIDGE, device_class, known_gpu, ridge_of
 from specnb_audit.predict_numbers import Range
-from specnb_audit.predict_speed import EXPONENTS
+from specnb_audit.predict_speed import EXPONENTS, LAUNCHES
+from studies.files import read_table
 
 REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 FRACTION, GAMMA = st.floats(0, 1), st.integers(1, 32)
@@ -155,7 +156,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (VALID | {"batch": "8"}, "batch is '8'; need a number"),
     (VALID | {"gpu": "8xH100"}, "gpu is '8xH100', like .*H100"),
     (VALID | {"alpha": 1.5}, r"alpha is 1\.5; need a number from 0 to 1"),
-    ({"per_position": [0.5, 0.6]}, "multiplied up"),
+    ({"per_position": [0.5, 0.6]}, "conditional=True"),
     ({"per_position": [0.5], "gamma": 3}, "has 1 fractions; with gamma = 3"),
     (VALID | {"verified": 3}, "verified is 3; need a number from 4"),
     (VALID | {"overhead_ms": 2}, "overhead_ms needs plain"),
@@ -181,15 +182,15 @@ def v(n: float, gpu: Any = None, **more: Any) -> Range:
 @examples
 def test_a_dense_model_reads_its_weights_once_whatever_the_number_of_tokens(n: int, rows: int) -> None:
     found = v(n, FAST, batch=rows)
-    assert (found.value, found.low, found.high) == pytest.approx((1, 1, 1))
+    assert (found.value, found.low, found.high) == pytest.approx((1, 1, 1 + LAUNCHES * (n > 1)))
 
 
-def test_v_is_the_roofline_between_full_overlap_and_none() -> None:
+def test_v_is_the_roofline_at_half_of_the_overlap_from_1_to_its_largest_with_launches() -> None:
     for batch in (1, 30, 300):
         found = v(5, (100, 1000), batch=batch)  # ridge 100, and 40 at the slowest
         assert found.value == pytest.approx(float(roofline(5, 100, batch, overlap=0.5)))
         ends = [float(roofline(5, ridge, batch, overlap)) for ridge in (100, 40) for overlap in (0, 1)]
-        assert (found.low, found.high) == pytest.approx((min(ends), max(ends)))
+        assert (found.low, found.high) == pytest.approx((1, max(ends) + LAUNCHES))
     assert v(9, "H100", batch=32) == v(9, GPUS["H100"], batch=32)
 
 
@@ -201,10 +202,35 @@ def test_tokens_that_choose_their_experts_independently_read_more_of_them(
     used = [len(set().union(*drawn)) for drawn in product(choices, repeat=tokens)]
     mean = sum(used) / len(used) / chosen
     found = v(tokens, FAST, active=chosen / experts)
-    assert (found.value, found.low, found.high) == pytest.approx((math.sqrt(mean), 1, mean))
+    assert (found.value, found.low, found.high) == pytest.approx((math.sqrt(mean), 1, mean + LAUNCHES))
     # Reads all experts, with and without drafts.
     large = v(16, FAST, active=0.1, batch=500)
-    assert (large.low, large.high) == pytest.approx((1, 1))
+    assert (large.low, large.high) == pytest.approx((1, 1 + LAUNCHES))
+
+
+def test_passes_of_an_h200_lie_in_their_ranges() -> None:
+    table = read_table("results/gpu")
+    passes = table[(table.kind == "pass") & (table.model == "target") & (table.n > 1)]
+    for one in passes.itertuples():
+        found = v(int(one.n), "H200", batch=int(one.rows))
+        assert found.low <= one.cost <= found.high, one
+    assert len(passes) > 20
+
+
+def test_conditional_rates_are_multiplied_up_and_falling_ones_are_said_to_be_either() -> None:
+    rates = [0.75, 2 / 3, 0.5]
+    assert predict(per_position=rates, conditional=True).tokens.value == pytest.approx(2.5)
+    assert predict(per_position=[0.5, 0.6], conditional=True).tokens.value == pytest.approx(1.8)
+    either = predict(per_position=rates)
+    assert either.tokens.value == pytest.approx(1 + sum(rates))
+    assert any("conditional=True: 2.50" in line for line in either.missing)
+    assert not any("conditional" in line for line in predict(per_position=rates, conditional=False).missing)
+    assert any("conditional" in line for line in explain(speedup=1.5, per_position=rates).assumed)
+
+
+def test_weights_of_8_bits_meet_twice_the_arithmetic_on_devices_with_fp8() -> None:
+    assert ridge_of("H100", 1, 1)[0].value == ridge_of("H100", 2, 1)[0].value
+    assert ridge_of("A100-80GB", 1, 1)[0].value == ridge_of("A100-80GB", 2, 1)[0].value / 2
 
 
 def test_the_slowest_arithmetic_is_that_of_the_worst_published_small_batch() -> None:

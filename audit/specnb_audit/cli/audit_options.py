@@ -60,6 +60,7 @@ exit status:
 def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "audit",
+        usage="specnb-audit audit TOKENS.jsonl --target MODEL [--draft MODEL] [options]",
         help="test generated tokens against the target's distribution",
         description="Tests whether tokens were sampled from a model's distribution under the settings claimed.",
         epilog=EXAMPLES.format(line=LINE, refused=", ".join(NOT_AUDITED)),
@@ -102,7 +103,7 @@ def _add_claims(add: Add) -> None:
     for name in NOT_AUDITED:
         add(f"--{name.replace('_', '-')}", type=_number_or_words, help=argparse.SUPPRESS)
     add("--eos", type=int, action="append", metavar="ID", help="token that ends a sequence; may be repeated")
-    add("--max-new-tokens", type=int, metavar="N", help="length of a sequence that no --eos token ends")
+    add("--max-new-tokens", "--max-tokens", type=int, metavar="N", help="length of a sequence that no --eos token ends")
     add("--min-tokens", type=int, metavar="N", default=0, help="no --eos token comes before so many (default: 0, none)")
 
 

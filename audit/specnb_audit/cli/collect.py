@@ -320,7 +320,8 @@ examples:
 
 def add_to(commands: Any) -> None:
     words = "collect token ids from an OpenAI-compatible server"
-    parser = commands.add_parser("collect", help=words, description=words.capitalize() + ".")
+    usage = "specnb-audit collect --url URL --prompts PROMPTS --out OUT [options]"
+    parser = commands.add_parser("collect", usage=usage, help=words, description=words[0].upper() + words[1:] + ".")
     parser.epilog, parser.formatter_class = EXAMPLES, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=run)
     add = parser.add_argument

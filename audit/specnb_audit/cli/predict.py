@@ -51,7 +51,10 @@ def add_to(commands: Any) -> None:
 
 
 def _command(commands: Any, name: str, words: str, examples: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=words, description=words, epilog=examples)
+    usage, about = f"specnb-audit {name} [options]", words[0].upper() + words[1:] + "."
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name, usage=usage, help=words, description=about, epilog=examples
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     for option, meaning in NUMBERS.items():
         parser.add_argument(f"--{option}", type=float, metavar="X", help=meaning)
@@ -61,6 +64,9 @@ def _command(commands: Any, name: str, words: str, examples: str) -> argparse.Ar
         nargs="+",
         metavar="X",
         help="fraction of steps that accepted draft token 1, 2, ...",
+    )
+    parser.add_argument(
+        "--conditional", action="store_true", default=None, help="of those steps that accepted the tokens before"
     )
     for option in ("params", "layers"):
         parser.add_argument(f"--{option}", type=float, nargs=2, metavar=("TARGET", "DRAFT"), help="of both models")

@@ -77,6 +77,7 @@ def add_settings(add: Callable[..., Any]) -> None:
     add("--temperature", type=float, default=Settings.temperature, help=f"0: greedy {default}")
     add("--top-k", type=int, default=Settings.top_k, help=f"most probable tokens; 0: all {default}")
     add("--top-p", type=float, default=Settings.top_p, help=f"most probable tokens of this mass; 1: all {default}")
-    add("--max-new-tokens", type=int, default=Settings.max_new_tokens, help=f"of each completion {default}")
+    limit = ("--max-new-tokens", "--max-tokens")  # servers say max_tokens
+    add(*limit, type=int, default=Settings.max_new_tokens, help=f"of each completion {default}")
     add("--seed", type=int, default=Settings.seed, help=f"of the whole run; each prompt gets its own from it {default}")
     add("--dtype", choices=DTYPES, default=Settings.dtype, help=f"of the engine's weights {default}")
