@@ -167,8 +167,7 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     ValueError
         For a dtype or device that is not there; for a draft head, which gives no distributions by
         itself; if a tensor of the model is missing in the file, the file has one that the model does
-        not know, or a number in the weights is not
-        finite.
+        not know, or a number in the weights is not finite.
 
     Examples
     --------

@@ -195,11 +195,13 @@ class Generation:
         return self.record.show(row, step, len(self.prompts[row]), text)
 
     def to_jsonl(self, file: str | Path) -> None:
-        """Write a line of JSON for each prompt, which `specnb-audit audit` reads."""
+        """Write a line of JSON for each prompt: its tokens, the new ones, how many each step emitted, and
+        with a tokenizer the new text. `specnb-audit audit` reads it."""
         emitted = [[int(n) for n in row if n] for row in self.record.emitted]
+        texts = [{"text": text} for text in self.texts or ()] or [{}] * len(self.tokens)
         with Path(file).open("w", encoding="utf-8") as lines:
-            for prompt, tokens, steps in zip(self.prompts, self.tokens, emitted, strict=True):
-                lines.write(json.dumps({"prompt": prompt, "tokens": tokens, "steps": steps}) + "\n")
+            for prompt, tokens, steps, text in zip(self.prompts, self.tokens, emitted, texts, strict=True):
+                lines.write(json.dumps({"prompt": prompt, "tokens": tokens, "steps": steps} | text) + "\n")
 
 
 class CompletedRow(NamedTuple):
