@@ -36,7 +36,7 @@ def test_an_environment_is_made_whatever_the_path_and_the_locale(tmp_path: Path)
     make = ["make", f"PYTHON={sys.executable}", "environment"]
     done = subprocess.run(make, cwd=checkout, env=alone | pip, capture_output=True, text=True)
     assert not done.returncode, done.stderr
-    command = [checkout / ".venv/bin/python", "-c", "import specnb; print(ascii(specnb.__file__))"]
+    command = [str(checkout / ".venv/bin/python"), "-c", "import specnb; print(ascii(specnb.__file__))"]
     found = subprocess.run(command, cwd=checkout.parent, env=alone, check=True, capture_output=True, text=True)
     assert found.stdout.split() == [ascii(f"{checkout}/specnb/__init__.py")]
 
