@@ -56,7 +56,7 @@ nbval: environment  ## short notebooks, run and compared with their committed ou
 bounds: environment  ## run every notebook at the ends of the bounds of its parameters
 	pytest -n $(CORES) -m slow tests/notebooks/test_bounds.py
 
-wheel: environment  ## build both wheels and use them in another environment, outside the checkout
+wheel: environment  ## build both wheels, into build/wheels, and use them in another environment, outside the checkout
 	python .ci/wheel.py
 
 book: environment  ## notebooks as committed, guides, claims and interface as pages that need no network: build/book/index.html

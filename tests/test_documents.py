@@ -116,6 +116,21 @@ def test_what_a_page_names_is_there(page: str) -> None:
     assert not missing
 
 
+SCRIPTS = [
+    file for file in FILES if file.startswith(".github/") or file in (".ci/run", "audit/docs/audit-workflow.yml")
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_a_script_calls_is_there(script: str) -> None:
+    lines = [line.strip().removeprefix("- ").removeprefix("run: ") for line in words(script).splitlines()]
+    assert not [f"{name} in `{line}`" for line in lines for name in nothing(line, script)]
+    if script.startswith(".github/"):
+        jobs = yaml.safe_load(words(script))["jobs"]
+        steps = [step for job in jobs.values() for step in job["steps"]]
+        assert all(("uses" in step) != ("run" in step) for step in steps)
+
+
 def places(page: str) -> set[str]:
     """The addresses of the headings of a page, as GitHub and JupyterLab write them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", words(page)), re.MULTILINE)
