@@ -26,7 +26,7 @@ ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", 
     "prompt_lookup_num_tokens": "a PromptLookupDrafter as draft",
     "num_beams": "specnb.beam_search",
 }
-GUIDE = 'for arguments of transformers see "Coming from transformers" in docs/decode.md'
+GUIDE = "help(specnb.Sampler) describes them"
 
 
 def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
