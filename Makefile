@@ -73,7 +73,7 @@ lab: environment  ## explore copies of the notebooks in JupyterLab, under build/
 	@ln -sfn "$(CURDIR)/specnb" $(LAB)/specnb
 	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=$(LAB) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb $(OPTIONS)
 
-demo: environment  ## a real model with and without speculation, timed (about a minute; fetches 93 MB the first time)
+demo: environment  ## a real model answers with and without speculation, seen and timed (fetches 93 MB the first time)
 	python -m studies.real.demo
 
 studies: export OMP_NUM_THREADS = $(or $(THREADS),1)
