@@ -95,9 +95,9 @@ def claims() -> Iterator[str]:
 
 
 def literal(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Aligned columns below a colon in the docstring of a module stay as they are."""
-    if what == "module":
-        lines[:] = re.sub(r":(?=\n\n {4})", "::", "\n".join(lines)).split("\n")
+    """Absolute values, and aligned columns below a colon in the docstring of a module, stay as they are."""
+    text = re.sub(r"\|(?=\S)([^|\n]*)(?<=\S)\|", r"\|\1\|", "\n".join(lines))
+    lines[:] = (re.sub(r":(?=\n\n {4})", "::", text) if what == "module" else text).split("\n")
 
 
 def widgets(app: Sphinx, error: Exception | None) -> None:

@@ -32,13 +32,8 @@ myst_enable_extensions = ["attrs_block", "dollarmath"]
 myst_heading_anchors = 4
 
 apidoc_modules = [
-    {
-        "path": f"../{path}",
-        "destination": f"build/api/{path.split('/')[-1]}",
-        "separate_modules": True,
-        "implicit_namespaces": path == "notebooks",
-    }
-    for path in ("specnb", "studies", "notebooks", "audit/specnb_audit", "audit/audit_studies")
+    {"path": "../specnb", "destination": "build/api/specnb", "separate_modules": True},
+    {"path": "../audit/specnb_audit", "destination": "build/api/specnb_audit", "separate_modules": True},
 ]
 apidoc_automodule_options = {"members", "undoc-members"}
 autodoc_default_options = {"member-order": "bysource"}
@@ -49,7 +44,7 @@ suppress_warnings = ["ref.python", "autodoc"]
 # Only what this project defines can be linked to; intersphinx would need a network.
 nitpick_ignore_regex = [
     ("py:obj", ".*"),
-    ("py:.*", r"(?!specnb|studies|notebooks).*"),
+    ("py:.*", r"(?!specnb).*"),
     ("py:.*", r".*\.(_\w+|T|Module|Result)"),
 ]
 
