@@ -65,7 +65,8 @@ class Writer:
             text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
             if not text.endswith("\ufffd"):  # a part of a character
                 piece, self.text = text[len(self.text) :], text
-                print(f"{COLOURS[kind]}{piece}{PLAIN}" if self.colours else piece, end="", flush=True)
+                coloured = self.colours and COLOURS[kind]
+                print(f"{COLOURS[kind]}{piece}{PLAIN}" if coloured else piece, end="", flush=True)
 
 
 def run(new_tokens: int = 64, rounds: int = 3) -> None:
