@@ -6,6 +6,9 @@ SHELL = /bin/bash
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Whatever the locale says, files are UTF-8.
 export PYTHONUTF8 := 1
+ifneq ($(filter C POSIX,$(LC_ALL)),)
+export LC_ALL := C.UTF-8
+endif
 # Jupyter, Snakemake and matplotlib need a home that can be written.
 ifneq ($(shell test -d "$$HOME" && test -w "$$HOME" && echo yes),yes)
 export HOME := $(shell mkdir -p "$(CURDIR)/build/home")$(CURDIR)/build/home
@@ -14,6 +17,8 @@ endif
 models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
 # Notebooks that take seconds.
 NOTEBOOKS ?= $(wildcard notebooks/00_* notebooks/01_* audit/notebooks/04_*)
+# Where `make lab` copies the notebooks to.
+LAB ?= build/lab
 PIPELINE = python workflow/pipeline.py --cores $(CORES) --quiet rules host
 # Where several processes share the cores, idle threads must not spin. What is timed alone keeps the default: with two
 # threads the real model takes nearly twice as long a token when they sleep.
@@ -51,21 +56,24 @@ nbval: environment  ## short notebooks, run and compared with their committed ou
 bounds: environment  ## run every notebook at the ends of the bounds of its parameters
 	pytest -n $(CORES) -m slow tests/notebooks/test_bounds.py
 
-wheel: environment  ## build both wheels and use them in another environment, outside the checkout
+wheel: environment  ## build both wheels, into build/wheels, and use them in another environment, outside the checkout
 	python .ci/wheel.py
 
 book: environment  ## notebooks as committed, guides, claims and interface as pages that need no network: build/book/index.html
-	python -c "import furo, myst_nb" 2>/dev/null || pip install -q -c constraints.txt -e .[book]
-	python -m docs.book
+	python -c "import furo, myst_nb, numpydoc, sphinx_reredirects" 2>/dev/null || pip install -q -c constraints.txt -e .[book]
+	rm -rf build/book
+	python -m sphinx -c docs -n -W --keep-going -j 2 $$(test -t 1 || echo -q) -d build/book-cache . build/book
+	@echo build/book/index.html
 
-lab: environment  ## explore copies of the notebooks in JupyterLab, under build/lab (a copy that exists is kept; `make clean` forgets it)
-	@mkdir -p build/lab/notebooks build/lab/audit/notebooks
-	@for file in notebooks/*.ipynb notebooks/README.md audit/notebooks/*.ipynb; do test -e build/lab/$$file || cp $$file build/lab/$$file; done
-	@ln -sfn ../../data ../../docs ../../figures ../../specnb build/lab
-	@ln -sfn ../../../audit/data ../../../audit/docs ../../../audit/figures ../../../audit/README.md build/lab/audit
-	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=build/lab --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb
+# Copies and not links: the server refuses pictures behind a link that leads out of its folder. An edit of specnb counts.
+lab: environment  ## explore copies of the notebooks in JupyterLab, under build/lab, where they are kept until `make clean` (OPTIONS="--no-browser --port=9000": its options)
+	@mkdir -p $(LAB)/notebooks $(LAB)/audit/notebooks
+	@for file in notebooks/*.ipynb notebooks/README.md audit/notebooks/*.ipynb; do test -e $(LAB)/$$file || cp $$file $(LAB)/$$file; done
+	@for name in data docs figures audit/data audit/docs audit/figures audit/README.md CONTRIBUTING.md; do rm -rf $(LAB)/$$name && cp -R $$name $(LAB)/$$name; done
+	@ln -sfn "$(CURDIR)/specnb" $(LAB)/specnb
+	jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=$(LAB) --LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb $(OPTIONS)
 
-demo: environment  ## a real model with and without speculation, timed (about a minute; fetches 93 MB the first time)
+demo: environment  ## a real model answers with and without speculation, seen and timed (fetches 93 MB the first time)
 	python -m studies.real.demo
 
 studies: export OMP_NUM_THREADS = $(or $(THREADS),1)
@@ -104,14 +112,17 @@ clean:  ## forget what was run; keeps the environment
 
 environment: .venv/ready
 
-# `ready` is made last, so what was interrupted begins anew; other requirements are installed over what is there.
+# `ready` is made last, so what was interrupted begins anew; other requirements are installed over what is there. Paths
+# of the checkout are made relative: Python reads .pth files in the locale's encoding, and with LC_ALL=C would not start
+# if the absolute path has an umlaut.
 .venv/ready: requirements.txt constraints.txt pyproject.toml audit/pyproject.toml
 	@test -w . || { echo "nothing can be written into this folder; copy the checkout to one that can be written" && false; }
 	@test -e $@ || rm -rf .venv
 	@$(PYTHON) -c 'import sys; sys.version_info < (3, 11) and sys.exit(f"Python {sys.version.split()[0]} is too old: make PYTHON=python3.11, or later")'
 	@echo "installing packages into .venv"
 	@$(PYTHON) -m venv .venv
-	@.venv/bin/python -m pip install -q --disable-pip-version-check -r requirements.txt
+	@.venv/bin/python -m pip install $$(test -t 1 || echo -q) --disable-pip-version-check -r requirements.txt
+	@cd .venv/lib/python3*/site-packages && echo ../../../.. > __editable__.specnb-*.pth && echo ../../../../audit > __editable__.specnb_audit-*.pth
 	@cp -R .ci/jupyter/. .venv/
 	@touch $@
 

@@ -1,5 +1,5 @@
-"""Build both wheels and use them as a stranger would: in an environment of its own, in a folder
-outside the checkout.
+"""Build both wheels, into build/wheels, and use them as a stranger would: in an environment of its own,
+in a folder outside the checkout.
 
     .venv/bin/python .ci/wheel.py
 
@@ -11,6 +11,7 @@ the pair that it ships; and if the audit's wheel, added to it, audits a file, an
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -122,8 +123,13 @@ def main() -> None:
         run("specnb-audit", "audit", "greedy.jsonl", *settings, status=1)
         (work / "test_sampler.py").write_text(TEST)
         run(python, "-m", "pytest", "-q", "test_sampler.py")
+        kept = ROOT / "build" / "wheels"
+        shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
+        for wheel in wheels:
+            shutil.copy(wheel, kept)
         named = " and ".join(f"{wheel.name} ({wheel.stat().st_size / 1e6:.1f} MB)" for wheel in wheels)
-        print(f"{named}: installed, imported and used outside the checkout")
+        print(f"{named}: installed, imported and used outside the checkout; in build/wheels")
 
 
 if __name__ == "__main__":

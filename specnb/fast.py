@@ -3,6 +3,11 @@
 The tree can be faster than the model: by grouped-query attention without copies of keys and values,
 by packed weights of linear layers (`pack`), and by layers compiled as functions of their weights, so
 that none can be stale (`CompiledLayers`). `Captured` records a function as a CUDA graph.
+
+Nowhere else does specnb rest on parts that torch may change without notice, which bound its version in
+pyproject.toml: `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise` (packed weights),
+`torch._dynamo.mark_dynamic`, `torch._inductor.cpp_builder` and `.runtime.cache_dir_utils` (compiled
+layers), and a module's `_parameters`, `_buffers` and hooks (private copies).
 """
 
 from __future__ import annotations

@@ -197,10 +197,13 @@ class Generation:
         return self.record.show(row, step, len(self.prompts[row]), text)
 
     def to_jsonl(self, file: str | Path) -> None:
-        """Write a line of JSON for each prompt, which `specnb-audit audit` reads."""
+        """Write a line of JSON for each prompt: its tokens, the new ones, how many each step emitted, and
+        with a tokenizer the new text. `specnb-audit audit` reads it."""
         emitted = [[int(n) for n in row if n] for row in self.record.emitted]
-        rows = zip(self.prompts, self.tokens, emitted, strict=True)
-        write_lines(file, ({"prompt": prompt, "tokens": tokens, "steps": steps} for prompt, tokens, steps in rows))
+        texts = [{"text": text} for text in self.texts or ()] or [{}] * len(self.tokens)
+        rows = zip(self.prompts, self.tokens, emitted, texts, strict=True)
+        lines = ({"prompt": prompt, "tokens": tokens, "steps": steps} | text for prompt, tokens, steps, text in rows)
+        write_lines(file, lines)
 
 
 def write_lines(file: str | Path, entries: Iterable[Any]) -> None:

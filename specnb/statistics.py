@@ -199,7 +199,7 @@ def p_of_all(deviations: ArrayLike) -> float:
 
 
 def below(error: float) -> float:
-    """The first of `BOUNDS` above |`error`|; results state it, because errors differ between processors."""
+    """The first of `BOUNDS` above |error|; results state it, because errors differ between processors."""
     return next((bound for bound in BOUNDS if abs(error) < bound), float("inf"))
 
 

@@ -72,11 +72,25 @@ def test_a_pdf_may_differ_in_its_last_digits_where_the_svg_is_the_same(root: Pat
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("data/results/00_numbers.csv", "x\n1\n3\n", "    @@ -3 +3 @@\n    -2\n    +3\n"),
+        (
+            "data/results/00_numbers.csv",
+            "x\n1\n3\n",
+            "    only numbers differ, by at most 0.3 of their size\n    @@ -3 +3 @@\n    -2\n    +3\n",
+        ),
+        (
+            "data/results/00_numbers.csv",
+            "x\n1\n2.0000000002\n",
+            "    only numbers differ, by at most 1e-10 of their size\n",
+        ),
+        ("data/results/00_numbers.csv", "y\n1\n3\n", "  data/results/00_numbers.csv\n    @@ -1 +1 @@\n"),
         ("data/results/00_new.csv", "x\n", "    not committed\n"),
         ("data/results/00_numbers.csv", None, "    committed, and not made any more\n"),
         ("paper/tables/claims.tex", "other", "    -claims\n    +other\n"),
-        (NOTEBOOK, notebook(printed="8"), "    in the cell `f()`\n    @@ -1 +1 @@\n    -7\n    +8\n"),
+        (
+            NOTEBOOK,
+            notebook(printed="8"),
+            "    in the cell `f()`\n    only numbers differ, by at most 0.1 of their size\n    @@ -1 +1 @@\n    -7\n",
+        ),
         (NOTEBOOK, notebook(code="g()"), "    the code was edited after this run; run it again\n"),
     ],
 )

@@ -1,15 +1,12 @@
 """What pip installs of this project."""
 
+import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from zipfile import ZipFile
 
 from script_files import ROOT
-
-EDITABLE = "from setuptools.build_meta import build_editable; print(build_editable('wheel'))"
-IMPORT = "import site; site.addsitedir('site'); import specnb; print(specnb.__file__)"
 
 WITHOUT_ONEDNN = """
 import torch
@@ -20,22 +17,28 @@ print(len(specnb.Sampler(specnb.load_pair()).generate("a", max_new_tokens=2).tok
 """
 
 
-def test_an_editable_install_is_imported_from_the_folder_above(tmp_path: Path) -> None:
+def test_an_environment_is_made_whatever_the_path_and_the_locale(tmp_path: Path) -> None:
     """Git clones into a folder called `specnb`; seen from above, that folder is a package without
-    content."""
-    checkout = tmp_path / "specnb"
-    for name in ("pyproject.toml", "LICENSE", "docs/package.md"):
+    content. Containers and cron often have LC_ALL=C. Nothing is downloaded: setuptools is that of
+    this environment, and there are no dependencies."""
+    checkout = tmp_path / "Prüfung" / "specnb"
+    files = ("Makefile", "LICENSE", "constraints.txt", "docs/package.md", "audit/LICENSE", "audit/README.md")
+    for name in (*files, "pyproject.toml", "requirements.txt", "audit/pyproject.toml"):
         (checkout / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, checkout / name)
-    for folder in ("specnb", "data/pair"):
-        ignored = shutil.ignore_patterns("*.safetensors", "*.json", "*.egg-info")
+    for folder in (".ci", "specnb", "audit/specnb_audit", "data/pair"):
+        ignored = shutil.ignore_patterns("*.safetensors", "*.json", "*.egg-info", "__pycache__")
         shutil.copytree(ROOT / folder, checkout / folder, ignore=ignored)
     (checkout / "specnb/__init__.py").write_text("")  # imports nothing, so the test is fast
-    made = subprocess.run([sys.executable, "-c", EDITABLE], cwd=checkout, check=True, capture_output=True, text=True)
-    with ZipFile(checkout / "wheel" / made.stdout.split()[-1]) as wheel:
-        wheel.extractall(tmp_path / "site")
-    found = subprocess.run([sys.executable, "-ESc", IMPORT], cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert found.stdout.split() == [f"{checkout}/specnb/__init__.py"]
+    alone = {"LC_ALL": "C", "PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    pip = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
+    pip["PYTHONPATH"] = os.pathsep.join(sys.path)
+    make = ["make", f"PYTHON={sys.executable}", "environment"]
+    done = subprocess.run(make, cwd=checkout, env=alone | pip, capture_output=True, text=True)
+    assert not done.returncode, done.stderr
+    command = [str(checkout / ".venv/bin/python"), "-c", "import specnb; print(ascii(specnb.__file__))"]
+    found = subprocess.run(command, cwd=checkout.parent, env=alone, check=True, capture_output=True, text=True)
+    assert found.stdout.split() == [ascii(f"{checkout}/specnb/__init__.py")]
 
 
 def test_a_torch_without_onednn_decodes() -> None:

@@ -15,6 +15,7 @@ import nbformat
 import pytest
 import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from script_files import script
 
 from studies.files import located
 
@@ -237,3 +238,13 @@ def test_a_notebook_that_outlives_a_killed_run_keeps_the_lock_and_nothing_else_d
     assert ended == 1
     assert output.endswith("wait for it to end\n")
     assert call(project, *command, "-n")[0] == 0
+
+
+def test_a_sweep_of_a_notebook_without_results_says_so(tmp_path: Path) -> None:
+    sweep = script("workflow/sweep.py")
+    (tmp_path / "mine.yml").write_text("notebook: 01_from_scratch\ngrid: {seed: [1]}\n")
+    (run,) = sweep.read(tmp_path / "mine.yml").runs
+    made = tmp_path / "sweeps/mine" / run
+    made.mkdir(parents=True)
+    (made / "notebook.ipynb").write_text("{}")
+    assert "01_from_scratch writes no tables and judges no claims" in sweep.gather(tmp_path / "mine.yml", tmp_path)

@@ -4,7 +4,6 @@ there."""
 import ast
 import json
 import re
-import subprocess
 import tomllib
 from functools import partial, reduce
 from pathlib import Path
@@ -95,11 +94,6 @@ def test_the_table_of_claims_has_a_row_for_every_claim() -> None:
         columns = ["source", "place", "about", "statement", "notebook"]
         assert [row[column] for column in columns] == [claim[column] for column in columns]
     assert len(table) == len(all_claims())
-
-
-def test_every_command_of_the_readme_is_one_of_make() -> None:
-    for target in set(re.findall(r"make ([a-z]+)", _readme())):
-        subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, check=True)
 
 
 def test_readme_counts_the_verdicts_and_misprints() -> None:

@@ -35,6 +35,7 @@ MADE = re.compile(
 WIDGET = "application/vnd.jupyter.widget-view+json"
 EDITED = "the code was edited after this run; run it again"
 SHOWN = 12  # lines of each difference
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d*)?(?:e[-+]?\d+)?")
 
 
 def tidy(notebook: NotebookNode) -> NotebookNode:
@@ -112,8 +113,13 @@ def _text(output: NotebookNode) -> str:
 
 
 def lines(old: str, new: str) -> list[str]:
-    """The lines that differ."""
-    return list(difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0))[2:]
+    """The lines that differ, below how far numbers are apart, if nothing else differs."""
+    found = list(difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm="", n=0))[2:]
+    if not found or NUMBER.sub("", old) != NUMBER.sub("", new):
+        return found
+    pairs = [sorted(map(float, pair), key=abs) for pair in zip(NUMBER.findall(old), NUMBER.findall(new), strict=True)]
+    apart = max((abs(more - less) / abs(more) for less, more in pairs if less != more), default=0)
+    return [f"only numbers differ, by at most {apart:.1g} of their size", *found]
 
 
 def notebook_difference(committed: NotebookNode, made: NotebookNode) -> list[str] | None:

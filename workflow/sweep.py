@@ -105,7 +105,7 @@ def failure(run: Path) -> str:
 def gather(file: Path, out: Path) -> str:
     """Writes `table.csv` and `summary.md` into the sweep's folder, and returns the summary."""
     sweep, at = read(file), folder(file, out)
-    told, verdicts, numbers = [], {}, {}
+    told, verdicts, numbers, empty = [], {}, {}, True
     at.mkdir(parents=True, exist_ok=True)
     with (at / "table.csv").open("w", encoding="utf-8", newline="") as content:
         table = csv.writer(content, lineterminator="\n")
@@ -116,6 +116,7 @@ def gather(file: Path, out: Path) -> str:
             told.append([run, *values, "done" if done else failure(at / run)])
             for line in lines_of(at / run / "made") if done else ():
                 table.writerow([run, *values, *line])
+                empty = False
                 name, row, column, value = line
                 if name == VERDICTS and column == "verdict":
                     verdicts.setdefault(row, []).append(value)
@@ -130,7 +131,10 @@ def gather(file: Path, out: Path) -> str:
     text += _section("Numbers of the claims, over all runs", ["claim", "number", "least", "greatest"],
                      [[*key, *_ends(all_)] for key, all_ in numbers.items()])  # fmt: skip
     (at / "summary.md").write_text("\n".join(text) + "\n", encoding="utf-8")
-    return "\n".join(text[: 4 + len(told)]) + f"\n\n{at}/table.csv and summary.md have the rest"
+    rest = f"{at}/table.csv and summary.md have the rest"
+    if ended and empty:
+        rest = f"{sweep.notebook} writes no tables and judges no claims; each run's notebook in {at} has what it shows"
+    return "\n".join(text[: 4 + len(told)]) + f"\n\n{rest}"
 
 
 def _ends(values: list[str]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""`make demo`: a real model answers two questions, plain and with speculation, and both are timed.
+"""`make demo`: a real model answers two questions, plain and with speculation; both are seen and timed.
 
 Copies from the text are drafted, and where nothing is to be copied, the tokens of a trained head.
 Both answers repeat parts of their prompts, of two kinds of data/workloads.jsonl, which has others.
@@ -6,52 +6,131 @@ Both answers repeat parts of their prompts, of two kinds of data/workloads.jsonl
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
+from specnb.drafters import Context, Proposal
 from specnb.heads import FallbackDrafter
-from specnb.record import Generation
-from specnb.sampler import generate
-from specnb.statistics import measured_on, ratio_of_medians
+from specnb.record import Generation, now
+from specnb.sampler import Sampler
+from specnb.statistics import Job, measured_on, ratio_of_medians, time_round
 from studies.real.smollm2 import as_chat, head_drafter, model_and_tokenizer, texts_of
-from studies.study import timed_in_turn
 
 QUESTIONS = {"An edited function": ("edit", 8), "A quotation": ("quotation", 11)}  # kinds and numbers of prompts
 WAYS = ("plain", "speculative")
+DTYPES = ("float32", "bfloat16")
 ABOUT = (
-    "SmolLM2-135M-Instruct answers two questions whose answers repeat parts of them, which favours copying; the "
-    "baseline is plain decoding, not compiled. About a minute on two cores, the first time two (it fetches 93 MB)."
+    "SmolLM2-135M-Instruct answers two questions whose answers repeat parts of them, which favours copying. Both ways "
+    "decode with a default Sampler, in the dtype that is fastest here. (The first time, 93 MB are fetched.)"
 )
+# How a terminal shows a token: copied from the text, drafted by the head, sampled by the target.
+COLOURS = {"copied": "\033[32m", "drafted": "\033[36m", "own": ""}
+PLAIN = "\033[0m"
+
+
+def colours() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ
+
+
+class Copies(PromptLookupDrafter):
+    """Remembers whether the newest draft was copied."""
+
+    copied = False
+
+    def propose(self, context: Context, uniforms: Any) -> Proposal:
+        proposal = super().propose(context, uniforms)
+        self.copied = bool((proposal.draft_tokens[:, :1] >= 0).any())
+        return proposal
+
+
+class Writer:
+    """Prints an answer token by token, each in the colour of its kind if the output is a terminal."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.colours = tokenizer, colours()
+        self.tokens, self.text = list[int](), ""
+
+    def write(self, tokens: Iterable[int], kinds: Iterable[str]) -> None:
+        for token, kind in zip(tokens, kinds, strict=True):
+            self.tokens.append(token)
+            text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+            if not text.endswith("\ufffd"):  # a part of a character
+                piece, self.text = text[len(self.text) :], text
+                coloured = self.colours and COLOURS[kind]
+                print(f"{COLOURS[kind]}{piece}{PLAIN}" if coloured else piece, end="", flush=True)
 
 
 def run(new_tokens: int = 64, rounds: int = 3) -> None:
-    """Prints the answers at temperature 0, and how much faster speculation made them."""
-    target, tokenizer = model_and_tokenizer("float32")
-    for title, (kind, number) in QUESTIONS.items():
-        question = texts_of(kind)[number]
-        made, seconds = timed(target, as_chat(tokenizer, question), tokenizer.eos_token_id, new_tokens, rounds)
-        answer = tokenizer.decode(made["speculative"].tokens[0], skip_special_tokens=True)
-        print(f"{title}: {question}\n\n{answer}\n\n{comparison(made, seconds)}\n")
-    print(f"Medians of {rounds} rounds, {measured_on(target.dtype)}")
+    """Prints the answers at temperature 0 as they are written, and how much faster speculation made them."""
+    _, tokenizer = model_and_tokenizer(DTYPES[0])
+    questions = {title: texts_of(kind)[number] for title, (kind, number) in QUESTIONS.items()}
+    prompts = {title: as_chat(tokenizer, question) for title, question in questions.items()}
+    how: dict[str, Any] = {"rows": 1, "slots": max(map(len, prompts.values())) + new_tokens, "progress": False}
+    plain = fastest(next(iter(prompts.values())), min(new_tokens, 16), sampling=Sampling(temperature=0), **how)
+    target = plain.target
+    copies, head = Copies(target.config.vocab_size, shortest=2), head_drafter(target, plain.sampling, most=2)
+    speculative = Sampler(target, FallbackDrafter(copies, head, 10), sampling=plain.sampling, **how)
+    kinds = {"plain": lambda: "own", "speculative": lambda: "copied" if copies.copied else "drafted"}
+    if colours():
+        print(f"Tokens are {COLOURS['copied']}copied{PLAIN}, {COLOURS['drafted']}drafted{PLAIN}, or the target's own.")
+    for title, prompt in prompts.items():
+        print(f"\n{title}: {questions[title]}")
+        calls = {
+            way: partial(sampler.generate, [prompt], max_new_tokens=new_tokens, eos=tokenizer.eos_token_id)
+            for way, sampler in zip(WAYS, (plain, speculative), strict=True)
+        }
+        made = {way: call() for way, call in calls.items()}  # compiles, and makes the batches
+        for way, sampler in zip(WAYS, (plain, speculative), strict=True):
+            print(f"\n{way}:")
+            with watched(sampler, Writer(tokenizer), kinds[way]):
+                calls[way]()
+            print()
+        clock, order = partial(now, target.device), np.random.default_rng(0)
+        seconds = [time_round([Job(calls[way]) for way in WAYS], clock, order) for _ in range(rounds)]
+        print(f"\n{comparison(made, np.stack(seconds))}")
+    print(f"\nMedians of {rounds} rounds, {measured_on(target.dtype)}")
 
 
-def timed(
-    target: Any, prompt: list[int], eos: int, new_tokens: int, rounds: int
-) -> tuple[dict[str, Generation], np.ndarray]:
-    """What each of `WAYS` generated, and seconds `(rounds, ways)`, measured in turn."""
-    sampling, made = Sampling(temperature=0), dict[str, Generation]()
-    copies, head = PromptLookupDrafter(target.config.vocab_size, shortest=2), head_drafter(target, sampling, most=2)
-    drafts = dict(zip(WAYS, (None, FallbackDrafter(copies, head, 10)), strict=True))
+def fastest(prompt: list[int], tokens: int, **how: Any) -> Sampler:
+    """The sampler without a draft in the dtype in which it is fastest here."""
+    samplers = {dtype: Sampler(model_and_tokenizer(dtype)[0], None, **how) for dtype in DTYPES}
+    jobs = [Job(partial(sampler.generate, [prompt], max_new_tokens=tokens)) for sampler in samplers.values()]
+    clock, order = partial(now, torch.device("cpu")), np.random.default_rng(0)
+    _, *seconds = (time_round(jobs, clock, order) for _ in range(4))  # the first compiles
+    medians = np.median(seconds, axis=0)
+    speeds = ", ".join(f"{dtype} {tokens / median:.1f}" for dtype, median in zip(DTYPES, medians, strict=True))
+    print(f"Plain decoding, tokens per second: {speeds}")
+    return samplers[DTYPES[int(medians.argmin())]]
 
-    def call(way: str, prompt: list[int], _: int) -> None:
-        made[way] = generate(
-            target, [prompt], drafts[way], max_new_tokens=new_tokens, sampling=sampling, eos=eos, progress=False
-        )
 
-    return made, timed_in_turn(call, WAYS, [prompt] * rounds)
+@contextmanager
+def watched(sampler: Sampler, writer: Writer, kind: Callable[[], str]) -> Iterator[None]:
+    """Writes the tokens of the only row as each step ends; `kind` says what was drafted in it."""
+    batch: Any = sampler.batch
+    step, state = batch.step, batch.state
+
+    def shown(*given: Any) -> None:
+        before, going = int(state.lengths[0]), bool(state.remaining[0])
+        step(*given)
+        if going:
+            tokens = state.tokens[0, before : int(state.lengths[0])].tolist()
+            accepted = int(state.record[0, int(state.steps[0]) - 1, state.gamma])
+            writer.write(tokens, [kind() if at < accepted else "own" for at in range(len(tokens))])
+
+    batch.step = shown
+    try:
+        yield
+    finally:
+        del batch.step  # the method is seen again
 
 
 def comparison(made: dict[str, Generation], seconds: np.ndarray) -> str:

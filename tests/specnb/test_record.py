@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specnb.record import CompletedRow, StepRecord, merge_rows, write_lines
+from specnb.record import CompletedRow, Generation, StepRecord, merge_rows, write_lines
 
 # Two rows, three steps, two draft tokens a step. Row 0 emits 3, 1 and 2 tokens. Row 1 is cut in its
 # first step (3 could have been emitted, 2 were) and has ended. Token 0 is one; -1 is none.
@@ -103,3 +104,15 @@ def test_a_file_stays_if_another_cannot_take_its_place(tmp_path: Path) -> None:
         write_lines(file, [4, object()])
     assert file.read_text() == "2\n3\n"
     assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("texts", [None, ["one\ntwo", "ü"]])
+def test_a_file_has_tokens_steps_and_texts(tmp_path: Path, texts: list[str] | None) -> None:
+    made = Generation([[5, 0, 10, 11, 9, 12], [1, 2]], RECORD, prompts=[[1], [2, 3]], texts=texts)
+    made.to_jsonl(tmp_path / "made.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "made.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [line.pop("text") for line in lines if "text" in line] == (texts or [])
+    assert lines == [
+        {"prompt": [1], "tokens": [5, 0, 10, 11, 9, 12], "steps": [3, 1, 2]},
+        {"prompt": [2, 3], "tokens": [1, 2], "steps": [2]},
+    ]
