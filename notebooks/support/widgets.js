@@ -205,8 +205,8 @@ const table = (rows, tokens = TOKENS) => [
     ...tokens.map((_, x) => make("td", {}, row ? row[x].toFixed(3) : ""))))];
 
 // Begins with the p and q that are recorded, of up to four tokens.
-function residualFigure(el, now) {
-  const tokens = TOKENS.slice(0, now.p.length);
+function residualFigure(el, recorded) {
+  const now = recorded.p ? recorded : { p: [0.6, 0.3, 0.1], q: [0.3, 0.3, 0.4] }, tokens = TOKENS.slice(0, now.p.length);
   let rule = NAMES[0], counts, steps, kept, uniform, last;
   const picture = make("svg", { viewBox: "0 0 480 225", role: "img", "aria-label":
     "For each token a bar: accepted mass, on it residual mass up to p and rejected mass up to q; the table has the numbers" });
