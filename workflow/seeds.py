@@ -2,7 +2,8 @@
 verdicts:
 
     python workflow/seeds.py              # all of them: hours
-    python workflow/seeds.py 02 audit/03  # these; the rows of others stay
+    python workflow/seeds.py 02 audit/03  # these; other rows of the table stay
+    python workflow/seeds.py --size smallest
 
 The table is `data/results/verdicts_by_seed.csv`. In the column `code` is a digest of the code cells that were run, and
 in `failed` how many runs ended in an error. Runs are kept under `build/seeds`, by notebook and digest; started again,
@@ -17,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from studies.files import located, notebooks, write  # noqa: E402
 
 TABLE = ROOT / "data" / "results" / "verdicts_by_seed.csv"
 SEEDS = range(10)
+SIZES = ("default", "smallest")
 
 
 def digest(notebook: Path) -> str:
@@ -48,37 +51,38 @@ def run(path: Path, given: dict[str, Any], folder: Path) -> None:
     (folder / "running.ipynb").rename(folder / "log.ipynb")
 
 
-def counted(name: str, path: Path) -> pd.DataFrame:
-    """A row for each claim of a notebook and each size: how often each verdict came out."""
-    number, known, lines = name.split("_")[0], of_notebook(path), []
-    for size, sizes in (("default", {}), ("smallest", ends(known, "least"))):
-        found: list[pd.DataFrame] = []
-        for seed in SEEDS:
-            folder = ROOT / "build" / "seeds" / name / digest(path) / f"{size}-{seed}"
-            if not (folder / "log.ipynb").exists():
-                run(path, sizes | {"seed": seed}, folder)
-            verdicts = folder / located("data/results", f"{number}.claims.csv")
-            found += [pd.read_csv(verdicts)] if verdicts.exists() else []
-        every = pd.concat([pd.DataFrame(columns=["id", "verdict"]), *found])
-        for claim in (key for key, one in all_claims().items() if one["notebook"] == number):
-            counts = every.verdict[every.id == claim].value_counts()
-            line = {"notebook": name, "size": size, "claim": claim}
-            line |= {verdict: int(counts.get(verdict, 0)) for verdict in VERDICTS}
-            lines.append(line | {"failed": len(SEEDS) - len(found), "code": digest(path)})
+def counted(name: str, path: Path, size: str) -> pd.DataFrame:
+    """A row for each claim of a notebook: how often each verdict came out."""
+    number, known, found = name.split("_")[0], of_notebook(path), []
+    sizes = ends(known, "least") if size == "smallest" else {}
+    for seed in SEEDS:
+        folder = ROOT / "build" / "seeds" / name / digest(path) / f"{size}-{seed}"
+        if not (folder / "log.ipynb").exists():
+            run(path, sizes | {"seed": seed}, folder)
+        verdicts = folder / located("data/results", f"{number}.claims.csv")
+        found += [pd.read_csv(verdicts)] if verdicts.exists() else []
+    every = pd.concat([pd.DataFrame(columns=["id", "verdict"]), *found])
+    lines = []
+    for claim in (key for key, one in all_claims().items() if one["notebook"] == number):
+        counts = every.verdict[every.id == claim].value_counts()
+        line = {"notebook": name, "size": size, "claim": claim}
+        line |= {verdict: int(counts.get(verdict, 0)) for verdict in VERDICTS}
+        lines.append(line | {"failed": len(SEEDS) - len(found), "code": digest(path)})
     return pd.DataFrame(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("numbers", nargs="*", help="of notebooks, such as 02 or audit/03 (default: all)")
-    asked = parser.parse_args().numbers
+    parser.add_argument("--size", choices=SIZES, help="default: both")
+    asked = parser.parse_args()
     judging = {claim["notebook"] for claim in all_claims().values()}
-    for name, path in notebooks().items():
+    for (name, path), size in product(notebooks().items(), [asked.size] if asked.size else SIZES):
         number = name.split("_")[0]
-        if number in judging and "seed" in of_notebook(path) and (not asked or number in asked):
-            known = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame(columns=["notebook"])
-            parts = [known[known.notebook != name], counted(name, path)]
-            table = pd.concat([part for part in parts if len(part)]).sort_values("notebook", kind="stable")
+        if number in judging and "seed" in of_notebook(path) and number in (asked.numbers or [number]):
+            known = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame(columns=["notebook", "size"])
+            others = known[(known.notebook != name) | (known["size"] != size)]
+            table = pd.concat([others, counted(name, path, size)]).sort_values(["notebook", "size"], kind="stable")
             write(TABLE, table.to_csv(index=False, lineterminator="\n"))
 
 
