@@ -15,7 +15,7 @@ import torch
 from notebooks.support.claims import Notebook, notebook
 from notebooks.support.findings import ELSEWHERE, all_claims
 from specnb.statistics import Estimate
-from studies.files import ROOT, notebooks
+from studies.files import notebooks
 
 pytestmark = pytest.mark.usefixtures("own_results")
 
@@ -123,11 +123,3 @@ def test_the_first_cell_of_a_notebook_quotes_what_this_run_found(capsys: pytest.
 @pytest.mark.parametrize("path", notebooks().values(), ids=notebooks())
 def test_the_first_cell_of_a_committed_notebook_quotes_what_it_found(path: Path) -> None:
     assert '"With these parameters the first cell would say' not in path.read_text(encoding="utf-8")
-
-
-def test_no_verdict_turns_on_a_seed() -> None:
-    """Few data may leave a claim open; they decide it one way only."""
-    table = pd.read_csv(ROOT / "data" / "results" / "verdicts_by_seed.csv")
-    decided = table.groupby("claim")[["holds", "conditional", "refuted"]].sum()
-    assert not decided[(decided > 0).sum(axis=1) > 1].index.tolist()
-    assert not table[table.failed > 0].to_dict("records")
