@@ -372,8 +372,7 @@ def _compared(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
     """Overlap, min(1, q / p) of the token, and whether one is proposed `(rows, n, 3)`."""
     at_p, at_q = (probs.gather(-1, tokens[..., None])[..., 0] for probs in (p, q))
     kept = (at_q / at_p).clamp_max(1).where(at_p > 0, 0.0)
-    # The sum of a float32 distribution can exceed 1 in its last bits.
-    return torch.stack([overlap(p, q).clamp_max(1), kept, (q.sum(dim=-1) > 0).to(kept.dtype)], dim=-1)
+    return torch.stack([overlap(p, q), kept, (q.sum(dim=-1) > 0).to(kept.dtype)], dim=-1)
 
 
 @torch.inference_mode()

@@ -178,7 +178,7 @@ def overlap(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]
     >>> overlap(torch.tensor([0.5, 0.5]), torch.tensor([0.25, 0.75]))
     tensor(0.7500)
     """
-    return torch.minimum(p, q).sum(dim=-1)
+    return torch.minimum(p, q).sum(dim=-1).clamp_max(1)  # the sum of probabilities can round to more
 
 
 def total_variation(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]) -> Float[Tensor, "*#batch"]:

@@ -36,6 +36,26 @@ def plot_counts(counts: pd.DataFrame) -> Figure:
     return figure
 
 
+def plot_dependence(memories: pd.DataFrame, thirds: pd.DataFrame, titles: tuple[str, str]) -> Figure:
+    """Left the autocorrelation of beta within sequences, a row for each temperature and lag, dashed
+    if shuffled; right the mean beta of each sequence's `first` and `last` third."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.6), width_ratios=[1.4, 1], layout="constrained")
+    colours = {"1": COLOURS["measured"], "0": COLOURS["target"]}
+    for name, rows in memories.groupby("temperature", sort=False):
+        shuffled, colour = str(name).endswith("shuffled"), colours[str(name).partition(",")[0]]
+        left.plot(rows.lag, rows.value, "--" if shuffled else "-", color=colour, linewidth=0.8 if shuffled else 1.5)
+        if not shuffled:
+            left.fill_between(rows.lag, rows.low, rows.high, color=colour, alpha=0.2, linewidth=0)
+    for place, (name, colour) in enumerate(colours.items()):
+        left.text(0.97, 0.92 - 0.1 * place, f"temperature {name}", color=colour, ha="right", transform=left.transAxes)
+    left.axhline(0, color=COLOURS["muted"], linewidth=0.6, zorder=0)
+    left.set(xlabel="distance in tokens", ylabel=r"autocorrelation of $\beta$", title=titles[0])
+    sns.scatterplot(thirds, x="first", y="last", hue="temperature", palette=colours, s=14, legend=False, ax=right)
+    right.plot([0, 1], [0, 1], color=COLOURS["muted"], linewidth=0.6, zorder=0)
+    right.set(xlabel=r"mean $\beta$ of the first third", ylabel="of the last third", aspect="equal", title=titles[1])
+    return figure
+
+
 def plot_figure2(simulated: pd.DataFrame) -> Figure:
     """Equation 1 for each gamma of the `simulated` steps, and their means."""
     figure, axis = plt.subplots(figsize=(COLUMN, 2.8), layout="constrained")

@@ -34,23 +34,23 @@ def plot_masses(p: ArrayLike, q: ArrayLike, tokens: Sequence[str]) -> Figure:
 
 
 def plot_rejection_sampling(p: ArrayLike, q: ArrayLike, tokens: Sequence[str]) -> Figure:
-    """Of the mass that is proposed, what rejection sampling and what speculative sampling
+    """Of the mass q that is proposed, what rejection sampling and what speculative sampling
     accepts."""
     p, q = np.asarray(p, dtype=np.float64), np.asarray(q, dtype=np.float64)
     m, at = (p / q).max(), np.arange(len(p))
-    figure, axes = plt.subplots(1, 2, figsize=(PAGE, 2.4), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(PAGE, 2.4), layout="constrained", sharey=True)
     drawn = (
-        (m * q, p, f"Rejection sampling accepts $1/M$ = {1 / m:.0%}", f"$M q$, $M$ = {m:.1f}", "$p$: accepted"),
-        (q, np.minimum(p, q), rf"Speculative sampling accepts $\beta$ = {np.minimum(p, q).sum():.0%}",
-         "$q$", r"$\min(p, q)$: accepted"),
+        (p / m, f"Rejection sampling accepts $1/M$ = {1 / m:.0%}", "$p/M$: accepted"),
+        (np.minimum(p, q), rf"Speculative sampling accepts $\beta$ = {np.minimum(p, q).sum():.0%}",
+         r"$\min(p, q)$: accepted"),
     )  # fmt: skip
-    for axis, (proposed, kept, title, envelope, inside) in zip(axes, drawn, strict=True):
-        axis.bar(at, proposed, 0.7, color=COLOURS["rejected"], alpha=0.35, label=f"{envelope}: proposed")
+    for axis, (kept, title, inside) in zip(axes, drawn, strict=True):
+        axis.bar(at, q, 0.7, color=COLOURS["rejected"], alpha=0.35, label="$q$: proposed")
         axis.bar(at, kept, 0.7, color=COLOURS["accepted"], label=inside)
         axis.set(xticks=at, xticklabels=tokens, xlabel="token", title=title)
         axis.grid(visible=False, axis="x")
-        axis.legend()
-    axes[0].set_ylabel("mass")
+        axis.legend(loc="upper left")
+    axes[0].set_ylabel("probability")
     return figure
 
 
@@ -61,9 +61,10 @@ def plot_convergence(curves: pd.DataFrame, names: Mapping[str, str], exact: Mapp
     colours = dict(zip(names, (COLOURS[name] for name in ("measured", "rejected", "muted")), strict=True))
     chance = curves[curves.rule == next(iter(names))]
     sns.lineplot(chance, x="n", y="expected of an exact one", color=COLOURS["theory"], zorder=1, ax=axis)
+    expected, width = chance["expected of an exact one"], 1.96 * chance["standard error"]
+    axis.fill_between(chance.n, expected - width, expected + width, color=COLOURS["theory"], alpha=0.25, linewidth=0)
     for rule, rows in curves.groupby("rule", sort=False):
-        width = 1.96 * rows["standard error"]
-        axis.errorbar(rows.n, rows["mean TV"], width, color=colours[rule], fmt="o", markersize=3.5, linewidth=0.9)
+        axis.plot(rows.n, rows["mean TV"], "o", color=colours[rule], markersize=3.5)
         if rule in exact:
             axis.hlines(exact[rule], rows.n.min(), rows.n.max(), colours[rule], ":")
         last, (right, up, side) = rows.iloc[-1], (5, 0, "left") if rule in exact else (-7, -7, "right")

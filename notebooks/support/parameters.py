@@ -123,3 +123,19 @@ def mistakes(known: Mapping[str, Parameter], given: Mapping[str, Any]) -> list[s
     wrong = [name for name, parameter in known.items() if not parameter.is_kind(given[name])]
     wrong = wrong or [name for name, parameter in known.items() if not parameter.allows(given[name], given)]
     return [f"{name} = {given[name]!r} is not allowed: {known[name].kind}, {known[name].comment}" for name in wrong]
+
+
+def ends(known: Mapping[str, Parameter], which: str) -> dict[str, Any]:
+    """The values of all parameters with the numbers at their `least` or their `most`; those without
+    such an end, and texts, stay as they are.
+
+    >>> ends(read("gamma: int = 4  # draft tokens per step, from 1 to 64"), "least")
+    {'gamma': 1}
+    """
+    given = {name: parameter.value for name, parameter in known.items()}
+    for name, parameter in known.items():
+        end = ALLOWED.fullmatch(parameter.comment)
+        if parameter.kind in ("int", "float") and end and end[which]:
+            bound = eval(end[which], {}, {**given})  # a bound may name the parameters above it
+            given[name] = int(bound) if parameter.kind == "int" else bound
+    return given

@@ -7,9 +7,13 @@ they cost time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
+import seaborn as sns
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
 from notebooks.support.figures import COLOURS, PAGE
@@ -64,7 +68,46 @@ def plot_steps(steps: list[StepView], columns: int = 72) -> Figure:
         at, before = 0, "accepted"
         for text, fate in step.pieces:
             at += fate != before  # a space between tokens of different fates
+            if at and fate == before:  # a tick between tokens of the same fate
+                axes.plot([at, at], [line + 0.2, line + 0.5], color=COLOURS["muted"], linewidth=0.5)
             text, before = visible(text)[: max(columns - at, 0)], fate
             put(at, line, text, fate)
             at += len(text)
+    return figure
+
+
+def plot_one_pass(known: Sequence[str], draft: Sequence[str], tokens: Sequence[int], c: float, v: float) -> Figure:
+    """Left which token attends to which in the pass over the last tokens `known` and the `draft`;
+    right a time line.
+
+    The time line has a plain pass for each token, and below it steps that emit `tokens` each: a
+    draft pass costs `c` plain passes, and the target's pass over all draft tokens `v`.
+    """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.5), width_ratios=[1, 2.1], layout="constrained")
+    names = [visible(text).strip() or "␣" for text in (*known, *draft)]
+    kinds = np.tri(len(names)) * np.where(np.arange(len(names)) < len(known), 1, 2)
+    shades = ListedColormap(["white", COLOURS["target"], COLOURS["draft"]])
+    sns.heatmap(kinds, cmap=shades, vmin=0, vmax=2, cbar=False, square=True, linewidths=0.5, linecolor="0.85",
+                xticklabels=names, yticklabels=names, ax=left)  # fmt: skip
+    left.tick_params(length=0, labelsize=6)
+    left.tick_params(axis="x", labelrotation=90)
+    for number in range(len(draft) + 1):  # the distribution after this token
+        left.text(len(names) + 0.2, len(known) + number - 0.5, f"$p_{{{number + 1}}}$", va="center", fontsize=7)
+    left.set(ylabel="token", xlabel="attends to", title="The causal mask")
+
+    step = len(draft) * c + v
+    plain, whole = float(sum(tokens)), step * len(tokens)
+    right.broken_barh([(at, 1) for at in range(sum(tokens))], (1.2, 0.7), color=COLOURS["target"], ec="white", lw=0.6)
+    for number, emitted in enumerate(tokens):
+        start = step * number
+        drafting = [(start + c * place, c) for place in range(len(draft))]
+        right.broken_barh(drafting, (0.2, 0.7), color=COLOURS["draft"], ec="white", lw=0.3)
+        right.broken_barh([(start + step - v, v)], (0.2, 0.7), color=COLOURS["target"], ec="white", lw=0.6)
+        right.text(start + step - v / 2, 0.55, str(emitted), ha="center", va="center", color="white", fontsize=7)
+    right.set(yticks=[1.55, 0.55], yticklabels=["plain", "speculative"], ylim=(0, 2.1), xlim=(0, max(plain, whole)))
+    right.set(xlabel="time in plain passes of the target")
+    right.set_title(f"{sum(tokens)} tokens in the time of {whole:.1f} plain passes")
+    right.grid(visible=False)
+    right.spines["left"].set_visible(False)
+    right.tick_params(axis="y", length=0)
     return figure

@@ -189,7 +189,7 @@ const TOKENS = ["a", "b", "c", "d"];
 // Two columns of sliders, for p and q; `now` has both and gets what is moved.
 function distributions(now, least, moves) {
   const columns = ["p", "q"].map((letter) => {
-    const sliders = TOKENS.map((name, x) => slider(`${letter}(${name})`, [least, 0.97, 0.01], now[letter][x], (value) => {
+    const sliders = now[letter].map((_, x) => slider(`${letter}(${TOKENS[x]})`, [least, 0.97, 0.01], now[letter][x], (value) => {
       now[letter] = moved(now[letter], x, value);
       sliders.forEach((other, y) => y === x || other.show(now[letter][y]));
       moves();
@@ -199,20 +199,21 @@ function distributions(now, least, moves) {
   return make("div", { class: "controls" }, ...columns);
 }
 
-const table = (rows) => [
-  make("tr", {}, make("th", {}, "token"), ...TOKENS.map((name) => make("th", { scope: "col" }, name))),
+const table = (rows, tokens = TOKENS) => [
+  make("tr", {}, make("th", {}, "token"), ...tokens.map((name) => make("th", { scope: "col" }, name))),
   ...Object.entries(rows).map(([name, row]) => make("tr", {}, make("th", { scope: "row" }, name),
-    ...TOKENS.map((_, x) => make("td", {}, row ? row[x].toFixed(3) : ""))))];
+    ...tokens.map((_, x) => make("td", {}, row ? row[x].toFixed(3) : ""))))];
 
-function residualFigure(el) {
-  const now = { p: [0.5, 0.25, 0.15, 0.1], q: [0.25, 0.3, 0.35, 0.1] };
+// Begins with the p and q that are recorded, of up to four tokens.
+function residualFigure(el, recorded) {
+  const now = recorded.p ? recorded : { p: [0.6, 0.3, 0.1], q: [0.3, 0.3, 0.4] }, tokens = TOKENS.slice(0, now.p.length);
   let rule = NAMES[0], counts, steps, kept, uniform, last;
   const picture = make("svg", { viewBox: "0 0 480 225", role: "img", "aria-label":
     "For each token a bar: accepted mass, on it residual mass up to p and rejected mass up to q; the table has the numbers" });
   const numbers = make("table"), status = make("p", { role: "status" });
 
   function reset() {
-    [counts, steps, kept, uniform, last] = [TOKENS.map(() => 0), 0, 0, uniforms(1), null];
+    [counts, steps, kept, uniform, last] = [tokens.map(() => 0), 0, 0, uniforms(1), null];
     draw();
   }
   function run(n) {
@@ -229,7 +230,7 @@ function residualFigure(el) {
     const { p, q } = now, beta = sum(accepted(p, q)), target = emitted(RULES[rule](p, q));
     const top = Math.max(...p, ...q) * 1.1, y = (mass) => 200 - (185 * mass) / top;
     picture.replaceChildren(make("line", { x1: 30, x2: 470, y1: 200, y2: 200, stroke: COLOURS.muted }));
-    TOKENS.forEach((name, x) => {
+    tokens.forEach((name, x) => {
       const at = 50 + 105 * x, low = Math.min(p[x], q[x]);
       const bar = (from, to, more) =>
         make("rect", { x: at, width: 70, y: y(to), height: Math.max(0, y(from) - y(to)), ...more });
@@ -248,7 +249,7 @@ function residualFigure(el) {
       "residual mass (light blue)": p.map((mass, x) => Math.max(0, mass - q[x])),
       "rejected mass (hollow)": q.map((mass, x) => Math.max(0, mass - p[x])), "exact output of this rule": target,
       "sampled (black dot)": steps ? counts.map((n) => n / steps) : null };
-    numbers.replaceChildren(...table(rows));
+    numbers.replaceChildren(...table(rows, tokens));
     const exact = distance(target, p);
     const said = [`A draft token is accepted with probability ${beta.toFixed(3)}.`,
       exact < 1e-9 ? "The output has exactly the distribution p."

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 # What a figure shows, for those who do not see it, and for pages that run no script.
 TEXT = {
-    "residual": "choose p and q of four tokens, and run steps with one draft token. It shows accepted, residual and "
+    "residual": "choose p and q of a few tokens, and run steps with one draft token. It shows accepted, residual and "
     "rejected mass of each token, and how the sampled tokens approach p; with a wrong rule they do not.",
     "step": "the recorded steps of an answer of the real model, test by test, with their uniforms.",
     "audit": "tokens of a right or wrong rule, their distribution beside the target's, and the audit's evidence.",

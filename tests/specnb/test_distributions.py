@@ -226,6 +226,13 @@ def pairs(draw_example: st.DrawFn) -> tuple[list[int], list[int]]:
     return draw_example(row), draw_example(row)
 
 
+def test_an_overlap_is_a_probability_whatever_the_rounding() -> None:
+    p = torch.rand(2000, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    p /= p.sum(dim=-1, keepdim=True)
+    assert (p.sum(dim=-1) > 1).any()
+    assert overlap(p, p).max() == 1
+
+
 @given(pairs())
 @examples
 def test_residual_overlap_and_distance_agree_with_fractions(pair: tuple[list[int], list[int]]) -> None:
