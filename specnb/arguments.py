@@ -12,7 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
 
 Settings = ParamSpec("Settings")
 Result = TypeVar("Result")
@@ -35,6 +34,8 @@ ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", 
     "output_logits": "hooks=Hooks(keep_probs=True)",
     "output_scores": "hooks=Hooks(keep_probs=True)",
 }
+# Of transformers, with none like them here, though a name of ours is near
+ABSENT = ("min_new_tokens", "repetition_penalty", "diversity_penalty", "suppress_tokens")
 GUIDE = 'for arguments of transformers see "Coming from transformers" in docs/decode.md'
 
 
@@ -46,13 +47,12 @@ def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, R
     TypeError: there is no argument temperature; give sampling=Sampling(temperature=...)
     """
     names = [name for name in inspect.signature(function).parameters if name != "self"]
-    of_transformers = vars(GenerationConfig())  # none is a misspelling of one of ours
 
     @wraps(function)
     def checked(*args: Settings.args, **settings: Settings.kwargs) -> Result:
         for name in settings:
             if name not in names:
-                near = [] if name in of_transformers else difflib.get_close_matches(name, names, 1)
+                near = [] if name in ABSENT else difflib.get_close_matches(name, names, 1)
                 known = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}; {GUIDE}"
                 advice = f"give {ELSEWHERE[name]}" if name in ELSEWHERE else known
                 raise TypeError(f"there is no argument {name}; {advice}")
