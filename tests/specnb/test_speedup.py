@@ -136,8 +136,9 @@ def test_a_draft_that_costs_more_than_its_target_is_not_recommended(c: float, mo
     ],
 )
 def test_what_has_no_recommendation_is_refused(wrong: dict[str, Any], word: str) -> None:
+    asked: dict[str, Any] = {"draft": PAIR.draft, "new_tokens": 4} | wrong
     with pytest.raises((TypeError, ValueError), match=word):
-        recommend_gamma(TARGET, PROMPTS * 2, **{"draft": PAIR.draft, "new_tokens": 4, **wrong})
+        recommend_gamma(TARGET, PROMPTS * 2, **asked)
 
 
 @pytest.mark.parametrize(("low", "gamma"), [(0.9, 0), (1.0, 0), (1.1, 3)])
