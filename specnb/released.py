@@ -79,7 +79,7 @@ def read_head(source: str | Path, folder: Path, target: PreTrainedModel) -> Any:
     if found is None:
         raise ValueError(f"{str(source)!r} holds no draft of a known format; a model drafts as draft=load_model(...)")
     if found not in READ:
-        raise ValueError(f"{str(source)!r} holds {found}, {advice(found)}")
+        raise ValueError(f"{str(source)!r} holds {found}: {advice(found)}")
     config = read_config(folder)
     require_verifier(source, config, target)
     # Old files have the frequencies of positions, and speculators may save parts of the target.

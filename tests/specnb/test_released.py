@@ -334,10 +334,10 @@ OTHERS: dict[str, Callable[[Path], object]] = {
 def test_a_format_that_is_not_read_is_named(name: str, target: PreTrainedModel, tmp_path: Path) -> None:
     OTHERS[name](tmp_path)
     found, _, pickled = name.partition(", ")
-    with pytest.raises(ValueError, match=f"is no model but {found}, .*load_drafter"):
+    with pytest.raises(ValueError, match=f"is no model but {found}: .*load_drafter"):
         load_model(tmp_path)
     if not pickled:
-        with pytest.raises(ValueError, match=f"holds {found}, .*load_drafter"):
+        with pytest.raises(ValueError, match=f"holds {found}: .*load_drafter"):
             load_drafter(target, tmp_path)
 
 
