@@ -57,13 +57,13 @@ def require_no_draft(name: str | Path, folder: Path) -> None:
     if found in READ:
         raise ValueError(f"{str(name)!r} is no model but {found}: give it to load_drafter(target, {str(name)!r})")
     if found is not None:
-        raise ValueError(f"{str(name)!r} is no model but {found}, {advice(found)}")
+        raise ValueError(f"{str(name)!r} is no model but {found}: {advice(found)}")
 
 
 def advice(found: str) -> str:
     if found == EXTRACT:
-        return "of a draft: load the whole checkpoint as the target, then load_drafter(target) without a source"
-    return "which load_drafter cannot read; take an EAGLE-3 head that was released for the same target as its draft"
+        return "load the whole checkpoint as the target, and draft with load_drafter(target), without a source"
+    return "load_drafter cannot read that; take an EAGLE-3 head that was released for the same target as its draft"
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -369,7 +369,7 @@ class HeadDrafter(Drafter):
     `compile="auto"` packs weights on a CPU.
     """
 
-    hidden_layers = (-1,)
+    hidden_layers: tuple[int, ...] = (-1,)
     capturable = True
 
     def __init__(

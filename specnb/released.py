@@ -79,7 +79,7 @@ def read_head(source: str | Path, folder: Path, target: PreTrainedModel) -> Any:
     if found is None:
         raise ValueError(f"{str(source)!r} holds no draft of a known format; a model drafts as draft=load_model(...)")
     if found not in READ:
-        raise ValueError(f"{str(source)!r} holds {found}, {advice(found)}")
+        raise ValueError(f"{str(source)!r} holds {found}: {advice(found)}")
     config = read_config(folder)
     require_verifier(source, config, target)
     # Old files have the frequencies of positions, and speculators may save parts of the target.
@@ -152,7 +152,7 @@ def eagle3_head(
     inner, own = layer_config(config), target.config.get_text_config()
     layers = config.get("eagle_aux_hidden_state_layer_ids")
     if layers is None:
-        # These number what a layer returns, which is the hidden state of the next number.
+        # Such lists, [1, 46, 90] for 94 layers, number what a layer returns: the hidden state of the next number.
         outputs = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
         count = own.num_hidden_layers
         layers = [number + 1 for number in outputs] if outputs else [2, count // 2, count - 3]
@@ -189,10 +189,17 @@ def next_token_layers(target: PreTrainedModel) -> NextTokenLayers:
     return NextTokenLayers(loaded).eval()
 
 
-def save_head(head: Eagle3Head | NextTokenHead, folder: Path, target: PreTrainedModel, gamma: int = 3) -> None:
-    """Save `head` in the layout of `speculators`, which engines load; `gamma` is the number of draft tokens it advises.
+def save_head(
+    head: Eagle3Head | NextTokenHead, folder: Path, target: PreTrainedModel, *, name: str | None = None, gamma: int = 3
+) -> None:
+    """Save `head` in the layout of `speculators`, which engines load; embeddings are saved if they are the head's own.
 
-    The embeddings are saved if they are the head's own.
+    Parameters
+    ----------
+    name
+        By which engines load the target; None for the name or folder from which `target` was loaded.
+    gamma
+        Number of draft tokens that the file advises.
     """
     kind = "eagle3" if isinstance(head, Eagle3Head) else "mtp"
     config: dict[str, Any] = {
@@ -204,7 +211,7 @@ def save_head(head: Eagle3Head | NextTokenHead, folder: Path, target: PreTrained
             "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": gamma}],
-            "verifier": {"name_or_path": target.config.name_or_path, "architectures": [type(target).__name__]},
+            "verifier": {"name_or_path": name or target.config.name_or_path, "architectures": [type(target).__name__]},
         },
     }
     if isinstance(head, Eagle3Head):
@@ -213,6 +220,8 @@ def save_head(head: Eagle3Head | NextTokenHead, folder: Path, target: PreTrained
             "target_hidden_size": head.fc.in_features // len(head.hidden_layers),
             "eagle_aux_hidden_state_layer_ids": list(head.hidden_layers),
         }
+    else:
+        config["num_nextn_predict_layers"] = 1
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.contiguous() for name, weight in head.state_dict().items()}
     save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})

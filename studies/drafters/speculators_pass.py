@@ -36,6 +36,10 @@ def main(folder: str, verifier: str, given: str, out: str) -> None:
     name = "MTPDraftModel" if config.get("speculators_model_type") == "mtp" else "Eagle3DraftModel"
     part = "mtp" if name == "MTPDraftModel" else "eagle3"
     model: Any = getattr(import_module(f"speculators.models.{part}"), name).from_pretrained(folder).eval()
+    if part == "eagle3" and "embed_tokens.weight" not in load_file(f"{folder}/model.safetensors"):
+        # speculators 0.9.0 looks for NaN to see which embeddings a file lacks, in memory that nothing has written.
+        embeddings = load_file(f"{verifier}/model.safetensors")["model.embed_tokens.weight"]
+        model.embed_tokens.weight.data.copy_(embeddings)
     with torch.no_grad():
         if part == "mtp":
             logits, _, _ = model(tokens, torch.cat([states, states[:, -1:]], dim=1))

@@ -193,6 +193,14 @@ def test_a_saved_head_has_no_embeddings_of_its_target(target: PreTrainedModel, t
     assert (tmp_path / "a" / "config.json").read_text() == (tmp_path / "b" / "config.json").read_text()
 
 
+def test_the_layers_that_are_read_are_numbered_as_hidden_states(target: PreTrainedModel, tmp_path: Path) -> None:
+    """Those in `eagle_config` are numbered from the first layer's output."""
+    folder = authors(tmp_path)
+    assert load_drafter(target, folder).hidden_layers == (2, 4, 5)
+    with_config(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 2, 6]})(folder)
+    assert load_drafter(target, folder).hidden_layers == (1, 3, 7)
+
+
 # What is refused. Each entry changes the folder of an EAGLE-3 head.
 
 
@@ -334,10 +342,10 @@ OTHERS: dict[str, Callable[[Path], object]] = {
 def test_a_format_that_is_not_read_is_named(name: str, target: PreTrainedModel, tmp_path: Path) -> None:
     OTHERS[name](tmp_path)
     found, _, pickled = name.partition(", ")
-    with pytest.raises(ValueError, match=f"is no model but {found}, .*load_drafter"):
+    with pytest.raises(ValueError, match=f"is no model but {found}: .*load_drafter"):
         load_model(tmp_path)
     if not pickled:
-        with pytest.raises(ValueError, match=f"holds {found}, .*load_drafter"):
+        with pytest.raises(ValueError, match=f"holds {found}: .*load_drafter"):
             load_drafter(target, tmp_path)
 
 

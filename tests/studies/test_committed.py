@@ -20,7 +20,7 @@ from specnb.loading import Pair, load_pair
 from specnb.rules import token_verification
 from specnb.sampler import Sampler
 from studies.beams import beam_speeds
-from studies.drafters import drafters
+from studies.drafters import drafters, released_formats
 from studies.drafters.tables import UniformDrafter
 from studies.files import ROOT
 from studies.rules import rules_in_the_loop
@@ -104,3 +104,15 @@ def test_beam_speeds(pair: Pair) -> None:
     ]  # fmt: skip
     (row,) = committed("beam_speeds", u=u, gamma=gamma).to_dict("records")
     assert sum(map(sum, levels)) / sum(map(len, levels)) == rounded(row["levels_per_step"])
+
+
+def test_released_formats() -> None:
+    """All draft tokens and completions are the same; here those of one text are drafted again."""
+    table = committed("released_formats")
+    assert set(table.comparison) == {"transformers", "speculators 0.9.0"}
+    again = pd.DataFrame(released_formats.rows("transformers", texts=1, new_tokens=4, places=0))
+    for made in (table, again):
+        assert (made.equal == made.places).all()
+        assert (made.difference.dropna() < 1e-5).all()
+        assert (made.generated_equal.dropna() == made.texts.dropna()).all()
+    assert list(again.format) == list(table.format[: len(again)])
