@@ -3,11 +3,14 @@ the same; packed copies are never stale. Nothing here depends on how long a prod
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -219,6 +222,23 @@ def test_after_such_a_change_a_call_is_compared_again(change: Change) -> None:
         for _ in range(2):
             with pytest.raises(TypeError, match="wrong distributions"):
                 sampler.generate(PROMPTS, **ASKED)
+
+
+@pytest.mark.parametrize("make", [threading.Lock, lambda: open(os.devnull)])  # noqa: SIM115
+def test_a_model_that_cannot_be_copied_is_refused_by_name(make: Callable[[], Any]) -> None:
+    model: Any = llama(8)
+    model.model.layers[0].part = part = make()
+    getattr(part, "close", lambda: None)()
+    with pytest.raises(TypeError, match="LlamaForCausalLM cannot be copied"):
+        Sampler(model, None, compile=False)
+
+
+def test_an_array_in_the_configuration_is_no_obstacle() -> None:
+    model: Any = llama(8)
+    model.config.weights = np.array([1.0, 2.0])
+    sampler = Sampler(model, None, compile=False)
+    for _ in range(2):
+        sampler.generate(PROMPTS, **ASKED)
 
 
 def replaced_forward(model: Any) -> None:
