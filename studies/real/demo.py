@@ -74,11 +74,13 @@ def run(new_tokens: int = 64, rounds: int = 3) -> None:
     _, tokenizer = model_and_tokenizer(DTYPES[0])
     questions = {title: texts_of(kind)[number] for title, (kind, number) in QUESTIONS.items()}
     prompts = {title: as_chat(tokenizer, question) for title, question in questions.items()}
-    how: dict[str, Any] = {"rows": 1, "slots": max(map(len, prompts.values())) + new_tokens, "progress": False}
+    slots = max(map(len, prompts.values())) + new_tokens + 16  # the last for the draft tokens of a step
+    how: dict[str, Any] = {"rows": 1, "slots": slots, "progress": False}
     plain = fastest(next(iter(prompts.values())), min(new_tokens, 16), sampling=Sampling(temperature=0), **how)
     target = plain.target
     copies, head = Copies(target.config.vocab_size, shortest=2), head_drafter(target, plain.sampling, most=2)
     speculative = Sampler(target, FallbackDrafter(copies, head, 10), sampling=plain.sampling, **how)
+    speculative.generate(next(iter(prompts.values())), max_new_tokens=1)  # compiles, and makes the batch
     kinds = {"plain": lambda: "own", "speculative": lambda: "copied" if copies.copied else "drafted"}
     if colours():
         print(f"Tokens are {COLOURS['copied']}copied{PLAIN}, {COLOURS['drafted']}drafted{PLAIN}, or the target's own.")
@@ -88,11 +90,11 @@ def run(new_tokens: int = 64, rounds: int = 3) -> None:
             way: partial(sampler.generate, [prompt], max_new_tokens=new_tokens, eos=tokenizer.eos_token_id)
             for way, sampler in zip(WAYS, (plain, speculative), strict=True)
         }
-        made = {way: call() for way, call in calls.items()}  # compiles, and makes the batches
+        made = {}
         for way, sampler in zip(WAYS, (plain, speculative), strict=True):
             print(f"\n{way}:")
             with watched(sampler, Writer(tokenizer), kinds[way]):
-                calls[way]()
+                made[way] = calls[way]()
             print()
         clock, order = partial(now, target.device), np.random.default_rng(0)
         seconds = [time_round([Job(calls[way]) for way in WAYS], clock, order) for _ in range(rounds)]
