@@ -37,7 +37,7 @@ ROUNDINGS = 1.25  # the loop's other kernels may round so many times as much as 
 FALSE_ALARM = 1e-6  # the probability that the mean of equal rounding exceeds its bound
 PLACES = (64, 256)  # at which rounding is measured: at least, by adding tokens, and at most beside those compared
 DISAGREEING = 0.05  # a model whose passes differ by more disagrees with itself; in 16 bits a copy in 32 decides
-PIECES = 8  # of a text
+PIECES = 4  # of a text
 LEAVES = 8  # of a tree, whose paths are compared
 
 
@@ -96,7 +96,7 @@ class Check:
 
     def __init__(self, model: PreTrainedModel, gamma: int, sampling: Sampling = Sampling()) -> None:
         self.model, self.gamma, self.sampling = model, gamma, sampling
-        self.warned = False
+        self.probe, self.warned = probe_tokens(model), False
         self.rows = self.longest = 0
         self.outcome = 0
         self.copy: PreTrainedModel | None = None
@@ -104,25 +104,25 @@ class Check:
     def new_batch(self, modules: PreTrainedModel, slots: int, tree: bool = False) -> None:
         """Compare a few tokens in a cache of `slots`, run by `modules`, with the model alone."""
         self.rows = self.longest = 0
-        tokens = probe_tokens(self.model)
-        length = tokens.shape[1]
+        length, measured = self.probe.shape[1], None
         half = min(HALF, length // 2)
         for in_the_loop in (_chain, _tree) if tree else (_chain,):
-            run = partial(in_the_loop, tokens=tokens, half=half, slots=max(slots, length + HALF))
+            run = partial(in_the_loop, tokens=self.probe, half=half, slots=max(slots, length + HALF))
             with torch.inference_mode(), failing_clearly(self.model):
                 rows = run(modules)
             for number, (text, known, logits) in enumerate(rows):
                 by_copy = partial(_distributions_of_row, run, number)
                 where = "over a few tokens in the loop's cache"
-                self._compare(text, known, probabilities(logits), where=where, by_copy=by_copy)
+                measured = self._compare(
+                    text, known, probabilities(logits), where=where, by_copy=by_copy, measured=measured
+                )
 
     def begin(self, batch: Batch) -> None:
         """Compare the coming call like that of a new batch if the model, or what a step runs, gives
         other numbers than before."""
-        tokens = probe_tokens(self.model)
         with torch.inference_mode():
-            own = self.model(input_ids=tokens, use_cache=False).logits
-        outcome = checksum([own, batch.probe(tokens.cpu())])
+            own = self.model(input_ids=self.probe, use_cache=False).logits
+        outcome = checksum([own, batch.probe(self.probe.cpu())])
         if outcome != self.outcome:
             self.rows, self.longest, self.copy, self.outcome = 0, 0, None, outcome
 
@@ -139,11 +139,14 @@ class Check:
         paths = [[node for node in path if node >= 0] for path in TokenTree(parents).paths.tolist()]
         possible = [path for path in paths if all(draft_tokens[node] >= 0 for node in path)]  # the root's is empty
         longest = [path for path in possible if path not in [other[:-1] for other in possible if other]]
+        measured = None
         for path in longest[:LEAVES]:
             path = path[:most]
             tokens = [*prompt, *(draft_tokens[node] for node in path)]
             there = logits[[0, *(node + 1 for node in path)]]
-            self._compare(tokens, len(prompt), probabilities(there), where="in the first step")
+            measured = self._compare(
+                tokens, len(prompt), probabilities(there), where="in the first step", measured=measured
+            )
 
     def completion(self, prompt: Sequence[int], tokens: Sequence[int], log_probs: Tensor) -> None:
         """Compare the log-probability of each token of a completion, before temperature and filters."""
@@ -155,10 +158,11 @@ class Check:
     @torch.inference_mode()
     def _compare(
         self, text: list[int], known: int, there: Tensor, tokens: Sequence[int] = (), where: str = "",
-        by_copy: Callable[[PreTrainedModel], Tensor] | None = None,
-    ) -> None:  # fmt: skip
+        by_copy: Callable[[PreTrainedModel], Tensor] | None = None, measured: Rounding | None = None,
+    ) -> Rounding | None:  # fmt: skip
         """Compare distributions `there`, or log-probabilities of `tokens`, after `text` from token
-        number `known` on. If it can be made again `by_copy`, this is compared in float32."""
+        number `known` on. If it can be made again `by_copy`, this is compared in float32. Returns the
+        rounding that was `measured` here or before, on a like text."""
         places, in_16_bits = len(text) - known + 1, torch.finfo(self.model.dtype).bits == 16
         emitted = torch.tensor(tokens, dtype=torch.int64, device=self.model.device)
         # In 16 bits rounding is measured, too, at more places.
@@ -166,22 +170,24 @@ class Check:
         off = differences(there, own[-places:], emitted)
         found = float(off.mean())
         if not found > ROUNDING:  # NaN is reported by the loop
-            return
-        measured = self._rounding(text, own, emitted)
+            return measured
+        measured = measured or self._rounding(text, own, emitted)
         if found <= measured.most(places) and not in_16_bits:
-            return self._require_one_distribution(text, known, measured.mean)
+            self._require_one_distribution(text, known, measured.mean)
+            return measured
         if found <= measured.most(places) and measured.mean <= min(DISAGREEING, rounding(self.model.dtype)):
-            return
+            return measured
         exact = self._made_copy() if in_16_bits else None
         if exact is not None:
             if by_copy is None:
-                measured = self._rounding(text, own, emitted, exact)
+                explained = self._rounding(text, own, emitted, exact)
             else:
-                there, measured = by_copy(exact), Rounding(0.0, 0.0)
-            if float(differences(there, self._pass(exact, text, places), emitted).mean()) <= measured.most(places):
-                return
+                there, explained = by_copy(exact), Rounding(0.0, 0.0)
+            if float(differences(there, self._pass(exact, text, places), emitted).mean()) <= explained.most(places):
+                return measured
         elif in_16_bits and found <= rounding(self.model.dtype):
-            return self._warn(found)
+            self._warn(found)
+            return measured
         begin = int((off > min(measured.most(1), float(off.max()))).int().argmax())
         raise TypeError(
             f"{type(self.model).__name__} was decoded from wrong distributions {where}: they differ by {found:.2g} in "

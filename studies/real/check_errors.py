@@ -33,7 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from specnb.cache import CachedModel, prefill
-from specnb.check import Check, Comparison, probabilities
+from specnb.check import Check, Comparison, Rounding, probabilities
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, sample, total_variation
 from specnb.drafters import TreeDrafter
@@ -55,13 +55,14 @@ class Counted(Check):
         super().__init__(*given)
         self.counted: Counter[tuple[str, bool]] = Counter()
 
-    def _compare(self, *given: Any, **named: Any) -> None:
-        where, refused = named["where"], False
+    def _compare(self, *given: Any, **named: Any) -> Rounding | None:
+        measured, refused = None, False
         try:
-            super()._compare(*given, **named)
+            measured = super()._compare(*given, **named)
         except TypeError:
             refused = True
-        self.counted[where, refused] += 1
+        self.counted[named["where"], refused] += 1
+        return measured
 
     def lines(self) -> Iterator[dict[str, Any]]:
         for where in dict.fromkeys(where for where, _ in self.counted):
