@@ -199,10 +199,10 @@ def emitted(given: Mapping[str, Any]) -> tuple[float | None, Range, list[str]]:
     assumed = ["0.75 to 1.1 of the accepted tokens that Equation 1 gives"] * (name == "alpha")
     rates = accepted.get("per_position")
     if rates is not None and conditional is None and len(rates) > 1:
-        other = 1 + math.fsum(accumulate(map(float, rates), operator.mul))
+        multiplied = 1 + math.fsum(accumulate(map(float, rates), operator.mul))
         assumed.append(
             "per_position as fractions of all steps; if of those that accepted the tokens before, give "
-            f"conditional=True: {other:.2f} tokens per step"
+            f"conditional=True: {multiplied:.2f} tokens per step"
         )
     return gamma, tokens, assumed
 
