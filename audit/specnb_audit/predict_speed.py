@@ -161,11 +161,12 @@ def predict(
     Examples
     --------
     >>> print(predict(tokens_per_step=2.3, gamma=4, layers=(32, 1), gpu="NVIDIA H100 80GB HBM3", plain=150))
-    1.43 [0.65, 2.04] times plain decoding, with 2.30 tokens per step
+    1.43 [0.61, 2.04] times plain decoding, with 2.30 tokens per step
       drafting: 0.30 [0.12, 0.71] plain steps
-      verification: 1.01 [1.00, 1.03] plain steps
+      verification: 1.01 [1.00, 1.28] plain steps
       overhead: 0.30 [0.00, 1.80] plain steps
       overhead costs most: without it 1.23 times as fast
+      a range of a factor of 3 says little: measure two lines (`fit_steps`)
       assumed: drafting from the ratio of layers
       assumed: verification from the roofline of H100
       assumed: overhead of 2 ms a step, from 0 to 12
