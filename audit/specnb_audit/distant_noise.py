@@ -26,8 +26,8 @@ class DistantNoise:
         shape = (FARTHEST + 1, BEGINNING)
         self.low, self.high = np.zeros(shape), np.zeros(shape)
         self.tokens = np.zeros(shape, dtype=np.int64)
-        self.ids = np.zeros((*shape, 0), dtype=np.int32)  # as wide as the vocabulary allows
-        self.probs = np.zeros((*shape, 0), dtype=np.float32)
+        self.ids = np.zeros((*shape, 0), dtype=np.int64)  # as wide as the vocabulary allows
+        self.probs = np.zeros((*shape, 0))
         self.log_weight = np.zeros((2, FARTHEST))
         self.sequences, self.now, self.offset = 0, 0, 0
 
@@ -43,7 +43,8 @@ class DistantNoise:
             return ratios
         racing = min(RACING, p.shape[1])
         if self.ids.shape[-1] != racing:
-            self.ids, self.probs = (np.zeros((*self.low.shape, racing), one.dtype) for one in (self.ids, self.probs))
+            shape = (*self.low.shape, racing)
+            self.ids, self.probs = np.zeros(shape, dtype=np.int64), np.zeros(shape)
         at, own = slice(self.offset, self.offset + n), Interval(interval.low[:n], interval.high[:n])
         lines = (self.now - np.arange(1, min(FARTHEST, self.sequences - 1) + 1)) % (FARTHEST + 1)
         if len(lines):
@@ -66,9 +67,9 @@ class DistantNoise:
         wide = Interval(*(np.broadcast_to(ends, earlier.low.shape) for ends in own))
         before, ids, probs = self.tokens[lines, at], self.ids[lines, at], self.probs[lines, at]
         columns = torch.from_numpy(np.concatenate([before[..., None], ids], axis=-1).swapaxes(0, 1).reshape(len(p), -1))
-        here = p.gather(-1, columns.to(p.device)).double().numpy(force=True).reshape(len(p), len(lines), -1)
-        here = here.swapaxes(0, 1).reshape(before.size, -1)
-        likely = Likely(ids.reshape(before.size, -1), probs.reshape(before.size, -1).astype(np.float64))
+        gathered = p.gather(-1, columns.to(p.device)).double().numpy(force=True).reshape(len(p), len(lines), -1)
+        here = gathered.swapaxes(0, 1).reshape(before.size, -1)
+        likely = Likely(ids.reshape(before.size, -1), probs.reshape(before.size, -1))
         again = (before == tokens.numpy(force=True)).reshape(-1)
         raced = same_race_ratio(here[:, 1:], here[:, 0], likely, earlier.width.reshape(-1), again)
         return np.stack([same_uniform_ratio(wide, earlier, wide), raced.reshape(before.shape)])

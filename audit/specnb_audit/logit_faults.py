@@ -48,7 +48,7 @@ def newest_counted(
     """`penalised` logits `(n, vocab)` with the newest token before each counted `times` times.
 
     >>> newest_counted(torch.zeros(2, 2), Penalties(presence_penalty=0.5), [1], [0, 1], 0, times=2)
-    tensor([[ 0., -0.],
+    tensor([[ 0.,  0.],
             [-1.,  0.]])
     """
     right = penalised(logits, penalties, prompt, tokens, start)
@@ -63,9 +63,9 @@ def newest_counted(
             continue
         newest, is_output = before[end - 1], start + at > 0
         count = before[len(prompt) : end].count(newest) + (times - 1) * is_output
-        repeated = times if times > 1 else int(newest in before[: end - 1])
+        repeated = max(times, int(newest in before[: end - 1]))
         own = float(logits[at, newest]) + biases.get(newest, 0.0)
         own = own / factor**repeated if own > 0 else own * factor**repeated
-        present = float(count > 0) * (times if times > 1 and is_output else 1)
+        present = float(count > 0) * (max(times, 1) if is_output else 1)
         right[at, newest] = own - penalties.frequency_penalty * count - penalties.presence_penalty * present
     return right

@@ -161,11 +161,12 @@ def predict(
     Examples
     --------
     >>> print(predict(tokens_per_step=2.3, gamma=4, layers=(32, 1), gpu="NVIDIA H100 80GB HBM3", plain=150))
-    1.43 [0.65, 2.04] times plain decoding, with 2.30 tokens per step
+    1.43 [0.61, 2.04] times plain decoding, with 2.30 tokens per step
       drafting: 0.30 [0.12, 0.71] plain steps
-      verification: 1.01 [1.00, 1.03] plain steps
+      verification: 1.01 [1.00, 1.28] plain steps
       overhead: 0.30 [0.00, 1.80] plain steps
       overhead costs most: without it 1.23 times as fast
+      a range of a factor of 3 says little: measure two lines (`fit_steps`)
       assumed: drafting from the ratio of layers
       assumed: verification from the roofline of H100
       assumed: overhead of 2 ms a step, from 0 to 12
@@ -199,10 +200,10 @@ def emitted(given: Mapping[str, Any]) -> tuple[float | None, Range, list[str]]:
     assumed = ["0.75 to 1.1 of the accepted tokens that Equation 1 gives"] * (name == "alpha")
     rates = accepted.get("per_position")
     if rates is not None and conditional is None and len(rates) > 1:
-        other = 1 + math.fsum(accumulate(map(float, rates), operator.mul))
+        multiplied = 1 + math.fsum(accumulate(map(float, rates), operator.mul))
         assumed.append(
             "per_position as fractions of all steps; if of those that accepted the tokens before, give "
-            f"conditional=True: {other:.2f} tokens per step"
+            f"conditional=True: {multiplied:.2f} tokens per step"
         )
     return gamma, tokens, assumed
 

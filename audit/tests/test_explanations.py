@@ -175,7 +175,7 @@ def test_a_deviation_that_begins_with_a_rejection_is_said_to_be_of_the_cache(rej
         given.append((text, steps))
     texts_of = [text for text, _ in given]
     if not rejected:
-        texts_of = [sample_row(p.roll(1, 0), q, len(text), seed).tokens for seed, text in enumerate(texts_of)]
+        texts_of = [list(sample_row(p.roll(1, 0), q, len(text), seed).tokens) for seed, text in enumerate(texts_of)]
     report = audit(
         lambda prefix: p[prefix[-1]], texts_of, prompts=[[0]] * 60, steps=[steps for _, steps in given],
         draft=lambda prefix: q[prefix[-1]], progress=False,

@@ -15,6 +15,7 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 from specnb.distributions import Sampling, sample, standardise
 from specnb_audit import Aim, Engine, audit, teacher_forcing
 from specnb_audit.claimed import Claimed, claimed_sampling
+from specnb_audit.logit_faults import newest_counted
 from specnb_audit.penalties import NO_PENALTIES, Penalties, penalised
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
@@ -159,3 +160,11 @@ def test_penalties_that_add_to_logits_are_claimed_for_a_function_too() -> None:
     bias = claimed_sampling({"logit_bias": {0: torch.tensor(3.0).log().item()}})
     (row,) = teacher_forced_rows(Models(lambda prefix: [0.5, 0.5], bias), [Completion([], [0])])
     assert row.p[0].tolist() == pytest.approx([0.75, 0.25])
+
+
+def test_the_newest_token_counted_once_is_the_penalty_itself() -> None:
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    for penalties in (Penalties(0.7, -1.0, 0.5), Penalties(1.5, 1.0, -0.5, {2: 1.0})):
+        given = penalties, [1, 3], [0, 0, 2, 1, 3], 0
+        assert torch.allclose(newest_counted(logits, *given, times=1), penalised(logits, *given))
+        assert not torch.allclose(newest_counted(logits, *given, times=0), penalised(logits, *given))

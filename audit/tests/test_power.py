@@ -312,7 +312,7 @@ def test_a_penalty_that_counts_the_newest_token_wrongly_is_found(times: int | No
         ]
         tokens = torch.multinomial(torch.cat(changed).softmax(dim=-1), 1, generator=random)
         rows = [[*row, int(x)] for row, x in zip(rows, tokens, strict=True)]
-    settings = {"sampling": Claimed(penalties=penalties), "progress": False}
+    settings: dict[str, Any] = {"sampling": Claimed(penalties=penalties), "progress": False}
     report = audit(model, [row[1:] for row in rows], prompts=[row[:1] for row in rows], **settings)
     print(times, report.found_after, list(report.by_alternative.items())[:3])
     assert report.diagnosis == (None if times is None else "last-token")

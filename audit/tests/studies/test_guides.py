@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from specnb_audit import fit_steps, predict
@@ -50,8 +51,8 @@ def test_the_guide_on_speed_quotes_the_tables() -> None:
     overall = read_table("audit/results/04_predictors").set_index("predictor")
     sets = read_table("audit/results/04_sets").set_index("cases")
 
-    def both(row: object) -> str:
-        return f"{row['median error']:.0%}", f"{row['worst error']:.0%}"  # type: ignore[index]
+    def both(row: pd.Series) -> tuple[str, str]:
+        return f"{row['median error']:.0%}", f"{row['worst error']:.0%}"
 
     median, worst = both(overall.loc["predict"])
     assert f"Of {overall.n.max():.0f} published cases the median error is {median}, the worst {worst};" in text
