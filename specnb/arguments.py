@@ -39,7 +39,7 @@ ABSENT = {
     "compile_config", "disable_compile", "diversity_penalty", "exponential_decay_length_penalty", "min_new_tokens",
     "num_beam_groups", "repetition_penalty", "suppress_tokens", "top_h",
 }  # fmt: skip
-GUIDE = "help(specnb.Sampler) describes them"
+GUIDE = 'help(specnb.Sampler) describes them, and "Coming from transformers" in docs/decode.md of the repository'
 
 
 def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
