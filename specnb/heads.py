@@ -469,8 +469,9 @@ class AttentionDrafter(HeadDrafter):
             window = self._read(window, tokens, slots, rows, layer)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        # After full acceptance the newest `drafted` + 1 tokens are to be computed with the target's states, and a
-        # chained layer read draft tokens before them; in a row of fewer tokens the first is computed several times.
+        # If as many tokens as were asked for were accepted, from another drafter perhaps, the newest `drafted` + 1 are
+        # to be computed with the target's states, and a chained layer read tokens of its own for those before them. In
+        # a row of fewer tokens the first one is computed several times.
         back = torch.arange(-self.head.chained - drafted, 0, device=context.lengths.device)
         self.bound, self.depth = context.bound, 0
         self.tokens, self.slots = pad(context.tokens, (0, drafted)), (context.lengths[:, None] + back).clamp_min(0)

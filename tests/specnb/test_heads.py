@@ -3,11 +3,22 @@ text leave to it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from drafter_kinds import VOCAB, WIDTH, attending, attending_some, lookup, near_model, random_head
+from drafter_kinds import (
+    VOCAB,
+    WIDTH,
+    attending,
+    attending_some,
+    eagle3,
+    lookup,
+    near_model,
+    next_token_layers,
+    random_head,
+)
 from torch import Tensor
 
 from specnb import fast
@@ -17,29 +28,30 @@ from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter, load_
 HIDDEN = 16
 
 
-def random_context(slots: int, lengths: list[int]) -> Context:
+def random_context(slots: int, lengths: list[int], layers: int = 2) -> Context:
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(VOCAB, (len(lengths), slots), generator=random)
-    return Context(tokens, torch.tensor(lengths), torch.randn(len(lengths), slots, 2 * WIDTH, generator=random))
+    states = torch.randn(len(lengths), slots, layers * WIDTH, generator=random)
+    return Context(tokens, torch.tensor(lengths), states)
 
 
 def some_uniforms(rows: int, gamma: int) -> Tensor:
     return torch.rand(rows, gamma, dtype=torch.float64, generator=torch.Generator().manual_seed(gamma))
 
 
+@pytest.mark.parametrize("made", [attending, eagle3, next_token_layers])
 @torch.no_grad()
-def test_a_later_step_gets_what_a_new_start_would_get() -> None:
+def test_a_later_step_gets_what_a_new_start_would_get(made: Callable[[], AttentionDrafter]) -> None:
     """Entries that were drafted with the head's own states are computed again with the target's,
     also of the tokens that a step accepted; and what rejected tokens left behind is not seen."""
-    context, own = random_context(14, [1, 4]), some_uniforms(2, 2)
-    drafter, fresh = attending(), attending()
+    drafter, fresh, skipped = made(), made(), made()
+    context, own = random_context(14, [1, 4], len(drafter.hidden_layers)), some_uniforms(2, 2)
     drafter.start(context)
     for lengths in ([1, 4], [2, 7], [5, 8], [8, 11]):
         later = context._replace(lengths=torch.tensor(lengths))
         fresh.start(later)
         expected = fresh.propose(later, own).q
         assert torch.allclose(drafter.propose(later, own).q, expected, atol=1e-6), lengths
-    skipped = attending()
     skipped.start(context)
     assert not torch.allclose(skipped.propose(later, own).q, expected, atol=1e-3), "steps were left out"
 
