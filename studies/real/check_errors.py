@@ -297,10 +297,11 @@ WAYS = ("plain", "copies", "plain_packed", "copies_packed")
 DTYPES: Sequence[str] = ("float32", "bfloat16", "float16")
 STUDY = study.Study(
     measure,
-    settings={"comparisons": 500, "in_float16": 60, "new_tokens": 16, "texts": 40},
+    settings={"comparisons": 240, "in_float16": 24, "new_tokens": 16, "texts": 24},
     small={"comparisons": 4, "in_float16": 4, "new_tokens": 4, "texts": 1},
     items=(
-        *(f"right-{dtype}-{way}" for dtype in DTYPES[1:] for way in WAYS),
+        *(f"right-bfloat16-{way}" for way in WAYS),
+        *(f"right-float16-{way}" for way in WAYS[::3]),  # many times as slow on a CPU
         *(f"small-{dtype}" for dtype in DTYPES[1:]),
         *(f"wrong-pair-{dtype}" for dtype in DTYPES),
         "wrong-smollm2-bfloat16",
