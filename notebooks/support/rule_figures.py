@@ -12,7 +12,7 @@ import seaborn as sns
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from notebooks.support.figures import COLOURS, PAGE, spread
+from notebooks.support.figures import AS_GIVEN, COLOURS, PAGE, POINTS, with_ends
 from notebooks.support.step_figure import visible
 
 
@@ -24,22 +24,26 @@ def plot_acceptance(example: pd.DataFrame, drafts: pd.DataFrame) -> Figure:
     drafts   a row for each draft: the sums `token` and `block`
     """
     figure, (left, right) = plt.subplots(1, 2, figsize=(PAGE, 2.6), width_ratios=[1.25, 1], layout="constrained")
-    at, widest = np.arange(len(example) + 1), 1 + int((example.block - example.token).argmax())
-    for rule, colour, marker in (("token", COLOURS["rejected"], "s"), ("block", COLOURS["target"], "o")):
-        heights = [1.0, *example[rule]]
-        left.plot(at, heights, color=colour, marker=marker, linewidth=1.5)
-        left.annotate(f"{rule} verification", (at[widest], heights[widest]), (0, 7), textcoords="offset points",
-                      ha="center", fontsize=7, color=colour)  # fmt: skip
-    names = [f"{visible(row.text).strip() or '␣'}\np/q = {row.ratio:.2g}" for row in example.itertuples()]
-    left.set(xticks=at, xticklabels=["", *names], ylim=(0, 1.15), xlabel="draft tokens, one after another")
-    left.set(ylabel="acceptance probability of the\nprefix, over its continuations")
+    names = {
+        "token": r"token verification, $\prod\min(1, p/q)$",
+        "block": "block verification, $w$",
+    }
+    bars = example.rename(columns=names).melt(value_vars=list(names.values()), var_name="rule", ignore_index=False)
+    palette = dict(zip(names.values(), (COLOURS["rejected"], COLOURS["target"]), strict=True))
+    sns.barplot(bars.reset_index(), x="index", y="value", hue="rule", palette=palette, saturation=1, ax=left)
+    ticks = [f"{visible(row.text).strip() or '␣'}\np/q = {row.ratio:.2g}" for row in example.itertuples()]
+    left.set(xticks=range(len(ticks)), xticklabels=ticks, ylim=(0, 1.35), yticks=np.linspace(0, 1, 6))
+    left.set(
+        xlabel="draft tokens, one after another", ylabel="probability that the prefix is\naccepted, given it is drafted"
+    )
+    left.legend(title=None, loc="upper left", ncols=1)
     left.set_title("Block verification recovers from an unlikely token")
     sns.scatterplot(drafts, x="token", y="block", color=COLOURS["target"], s=8, alpha=0.4, linewidth=0, ax=right)
     most = len(example)
     right.plot([0, most], [0, most], color=COLOURS["muted"], linewidth=0.8)
     right.set(xlabel="sum over the prefixes,\ntoken verification", ylabel="block verification")
     right.set(xlim=(0, most), ylim=(0, most), xticks=range(most + 1), yticks=range(most + 1), aspect="equal")
-    right.set_title("No prefix is accepted less often")
+    right.set_title("No draft has a smaller sum")
     return figure
 
 
@@ -73,22 +77,17 @@ def plot_tree_mask(paths: Sequence[str], sees: Sequence[Sequence[bool]]) -> Figu
     return figure
 
 
-def plot_slopes(rows: pd.DataFrame, title: str) -> Figure:
-    """A line for each method from its predicted to its measured speed-up, labelled where it ends;
-    `kind` colours it."""
-    figure, axis = plt.subplots(figsize=(0.75 * PAGE, 3.2), layout="constrained")
-    colours = dict(zip(rows.kind.unique(), (COLOURS[name] for name in ("target", "accepted", "rejected")), strict=True))
-    ordered = rows.sort_values("measured")
-    labels = spread(ordered.measured.tolist(), 0.062)
-    for row, height in zip(ordered.itertuples(), labels, strict=True):
-        colour = colours[row.kind]
-        axis.plot([0, 1], [row.predicted, row.measured], color=colour, marker="o", markersize=3)
-        leader = {"arrowstyle": "-", "color": colour, "linewidth": 0.4, "relpos": (0, 0.5)}
-        axis.annotate(f"{row.method}: {row.measured:.2f}", (1, row.measured), (1.08, height), va="center", fontsize=7,
-                      color=colour, arrowprops=leader)  # fmt: skip
-    axis.plot([-0.55, 1], [1, 1], color="0.35", linewidth=0.8, zorder=0)
-    axis.text(-0.5, 1, "plain decoding", va="bottom", fontsize=7, color="0.35")
-    axis.set(xticks=[0, 1], xticklabels=["predicted", "measured"], xlim=(-0.55, 2.3), ylabel="speed-up", title=title)
-    axis.set(ylim=(labels[0] - 0.05, None))
-    axis.grid(visible=False)
+def plot_in_the_loop(rows: pd.DataFrame, title: str) -> Figure:
+    """The predicted and the measured speed-up of each method, the measured one with its interval."""
+    figure, axis = plt.subplots(figsize=(0.75 * PAGE, 2.8), layout="constrained")
+    drawn = with_ends(rows, "measured", "measured_low", "measured_high")
+    axis.axvline(1, color=COLOURS["muted"], linewidth=0.8)
+    sns.pointplot(
+        drawn, x="measured", y="method", color=COLOURS["measured"], label="measured", ax=axis, **POINTS, **AS_GIVEN
+    )
+    sns.scatterplot(
+        rows, x="predicted", y="method", color=COLOURS["predicted"], marker="D", s=14, label="predicted", ax=axis
+    )
+    axis.set(xlabel="speed-up over plain decoding", ylabel="", title=title)
+    axis.legend(loc="center right")
     return figure

@@ -23,7 +23,8 @@ from specnb.trees import TokenTree, chain, independent_children, top_children
 
 # All children of a node at once, and SpecTr's k-sequential selection.
 #
-# Source: Sun et al., SpecTr, 2310.15141, from memory of its Algorithm 3.
+# Source: Sun et al., SpecTr, 2310.15141, from memory of its Algorithm 3 and as restated in 2602.16994,
+# appendix B.3; the paper itself was not at hand.
 
 Selection = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 """From p `(..., vocab)` after a node, q `(..., k, vocab)` and the tokens `(..., k)` of its children
