@@ -1,11 +1,11 @@
 """What the check of a sampler costs, in seconds and in memory, beside the same sampler without it.
 
 A line for each model in bfloat16 (an item may also name `billion`, random weights of 1.2 billion parameters, which
-need 8 GB) and each call of a sampler: the first, the second with prompts as long, and a later one with longer prompts, which is the longest
-sequence so far. Every sampler runs in a process of its own, since memory is the largest that a process had, less
-what it had when the model was loaded. Nothing is compiled. Figures are medians over `times` processes
-that take turns with and without the check (`checked`, `unchecked`; seconds, or gigabytes where `call` is "gb"), and
-`ratio` is that of the medians, with a 95% interval.
+need 8 GB) and each call of a sampler: the first, the second with prompts as long, and a later one with longer
+prompts, for which a new batch is made. Every sampler runs in a process of its own, since memory is the largest that
+a process had, less the largest until the model was loaded. Nothing is compiled. Figures are medians over `times`
+processes that take turns with and without the check: `checked` and `unchecked` are seconds, or gigabytes where
+`call` is "gb"; `ratio` is that of the medians of the seconds, with a 95% interval.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def measure(item: str, times: int, new_tokens: int, threads: int) -> Iterator[di
         checked, alone = (np.array([one[call] for one in made[check]]) for check in (True, False))
         about = {"model": name, "rows": int(rows), "call": call, "prompt_tokens": CALLS.get(call, 0)}
         about |= {"new_tokens": new_tokens, "checked": np.median(checked), "unchecked": np.median(alone)}
-        yield about | study.columns("ratio", ratio_of_medians(checked, alone))
+        yield about | (study.columns("ratio", ratio_of_medians(checked, alone)) if call in CALLS else {})
 
 
 STUDY = study.Study(
