@@ -47,7 +47,7 @@ class Rounding(NamedTuple):
     Examples
     --------
     >>> [round(Rounding(0.0176, 0.0128).most(places), 3) for places in (1, 64, 1024)]
-    [0.194, 0.033, 0.024]
+    [0.191, 0.033, 0.025]
     """
 
     mean: float
