@@ -182,8 +182,8 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     _require_dtype(dtype)
     _require_device(device)
     folder = folder_of(name)
-    require_no_draft(name, folder)
     _require_whole_files(folder)
+    require_no_draft(name, folder)
     config = PreTrainedConfig.get_config_dict(folder)[0]
     if others := sorted(set(_implementations(config)) - IMPLEMENTATIONS):
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from specnb.arguments import shown, token_list, whole, whole_numbers
@@ -110,7 +110,7 @@ def as_list(eos: Any) -> list[int]:
     if eos is None:
         return []
     one = whole(eos)
-    tokens = [one] if one is not None else whole_numbers(list(eos) if isinstance(eos, Set) else eos)
+    tokens = [one] if one is not None else whole_numbers(list(eos) if isinstance(eos, Set | Iterator) else eos)
     if tokens is None:
         raise TypeError(f"eos is {shown(eos)}; it must be a token, which is a whole number, a list of tokens, or None")
     return tokens

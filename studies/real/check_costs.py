@@ -77,9 +77,8 @@ def measure(item: str, times: int, new_tokens: int, threads: int) -> Iterator[di
 STUDY = study.Study(
     measure,
     settings={"times": 3, "new_tokens": 32, "threads": 2},
-    small={"times": 3, "new_tokens": 2, "threads": 1},
+    small={"times": 3, "new_tokens": 2, "threads": 2},
     items=("smollm2-1",),
-    small_items=("tiny-1",),
 )
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def test_visible_siblings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         return visible(tree, first, capacity) | ((entry >= 0)[:, None] & (entry[:, None] <= tree.depths[:, None]))
 
     monkeypatch.setattr(TokenTree, "visible", all_before)
-    with pytest.raises(TypeError, match=r"wrong distributions: in the loop's cache, over a tree"):
+    with pytest.raises(TypeError, match=r"over a few tokens in the loop's cache"):
         refilled(eager("llama"), TableTreeDrafter(DEPTH_2), 9, gamma=len(DEPTH_2), seed=6)
 
 
@@ -167,5 +167,5 @@ def test_layers_with_a_window_see_its_tokens(
     assert kept_error(target, make() if make else None) < 1e-5
     with pytest.MonkeyPatch.context() as everything_visible:
         everything_visible.setattr("specnb.cache.sliding_window", lambda config: 99)
-        with pytest.raises(TypeError, match=r"wrong distributions: in the loop's cache, over a chain"):
+        with pytest.raises(TypeError, match=r"over a few tokens in the loop's cache"):
             kept_error(target, None)
