@@ -62,7 +62,7 @@ wheel: environment  ## build both wheels, into build/wheels, and use them in ano
 book: environment  ## notebooks as committed, guides, claims and interface as pages that need no network: build/book/index.html
 	python -c "import furo, myst_nb, numpydoc, sphinx_reredirects" 2>/dev/null || pip install -q -c constraints.txt -e .[book]
 	rm -rf build/book
-	python -m sphinx -c docs -n -W --keep-going -j 2 $$(test -t 1 || echo -q) -d build/book-cache . build/book
+	python -m sphinx -c docs -n -W --keep-going $$(test -t 1 || echo -q) -d build/book-cache . build/book
 	@echo build/book/index.html
 
 # Copies and not links: the server refuses pictures behind a link that leads out of its folder. An edit of specnb counts.
