@@ -51,7 +51,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             ready = until(lambda: server.poll() is not None or listens(port))
             assert ready, log.read_text()
             assert server.poll() is None, log.read_text()
-            yield f"http://127.0.0.1:{port}/lab/tree/notebooks/{{}}.ipynb?token={TOKEN}"
+            # In a workspace of its own, or JupyterLab opens again, hidden, what another test had open.
+            yield f"http://127.0.0.1:{port}/lab/workspaces/{{0}}/tree/notebooks/{{0}}.ipynb?token={TOKEN}"
         finally:
             os.killpg(server.pid, signal.SIGTERM)
 

@@ -29,11 +29,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm
-from transformers import PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb.heads import AttentionHead, save_head
+from specnb.heads import Eagle3Head
+from specnb.released import save_head
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, generate
 from specnb.statistics import ratio_of_sums
@@ -42,15 +42,16 @@ from studies import corpus, study
 from studies.files import ROOT
 from studies.real.smollm2 import as_chat, head_drafter, model_and_tokenizer, prompts_of
 from studies.real.workloads import KINDS
+from studies.training.chains import Chains, TrainedEagle3
 from studies.training.distillation import for_acceptance
-from studies.training.feature_drafts import Attention
 from studies.training.training import Learner, adam, add_note, size_of, taken_over, train
 
 FOLDER = corpus.DATA / "smollm2-head"
 WORK = ROOT / "build" / "training" / "smollm2-head"
-LAYERS = (9, 18, 27, -1)  # whose states the head reads
-HIDDEN, HEADS, DEPTHS = 1152, 9, 2
-PROPOSED = 8192  # tokens that the head can propose
+LAYERS = (9, 19, 29)  # whose states the head reads: about a third, two thirds, and before the last
+HIDDEN, DEPTHS = 1536, 3
+PROPOSED = 6144  # tokens that the head can propose
+TEMPERATURES = (1.0, 0.0)  # of the answers, by turns
 ROWS, NEW_TOKENS = 64, 96  # of a chunk of samples
 BEFORE = 16  # tokens of the prompt in training
 BATCH, RATE, BEGIN, SEED = 8, 1e-3, 0.15, 0
@@ -65,7 +66,7 @@ class Recorded(Batch):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.runner.record_hidden_states(LAYERS, setup.rows)
+        self.runner.record_hidden_states((*LAYERS, -1), setup.rows)
         self.mass, Recorded.made = torch.zeros(self.vocab), self
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
@@ -95,7 +96,7 @@ def asked(number: int, words: dict[str, list[str]], answers: list[str], function
     return made
 
 
-def sample(chunks: int, folder: Path = WORK, dtype: str = "float32") -> list[Path]:
+def sample(chunks: int, folder: Path = WORK, dtype: str = "bfloat16") -> list[Path]:
     """The files of so many chunks of samples of the target; those that are there are not made
     again."""
     target, tokenizer = model_and_tokenizer(dtype)
@@ -110,86 +111,93 @@ def sample(chunks: int, folder: Path = WORK, dtype: str = "float32") -> list[Pat
         earlier = [torch.load(files[at]) for at in range(first, min(number, first + 3))]
         answers = [text for chunk in earlier for text in chunk["answers"]]
         prompts = [as_chat(tokenizer, words) for words in asked(number, words, answers, functions)]
+        sampling = Sampling(TEMPERATURES[number // len(ASKED) % len(TEMPERATURES)])
         made = generate(
             target, prompts, None, max_new_tokens=NEW_TOKENS, eos=tokenizer.eos_token_id, seed=number, progress=False,
-            hooks=Hooks(batch_class=Recorded),
+            sampling=sampling, hooks=Hooks(batch_class=Recorded), compile="auto",
         )  # fmt: skip
-        state, runner = Recorded.made.state, Recorded.made.runner
-        assert runner.hidden_states is not None
-        kept = {"tokens": state.tokens.int(), "starts": state.starts, "lengths": state.lengths}
-        kept |= {"states": runner.hidden_states.bfloat16(), "mass": Recorded.made.mass}
+        kept = windows(Recorded.made) | {"mass": Recorded.made.mass}
         torch.save(kept | {"answers": tokenizer.batch_decode(made.tokens, skip_special_tokens=True)}, file)
         print(f"chunk {number}: {sum(map(len, made.tokens))} tokens", flush=True)
     return files
 
 
-def windows(files: list[Path]) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens `(n, BEFORE + NEW_TOKENS)`, the target's states there, and whether a token sampled
-    follows."""
-    parts: list[tuple[Tensor, ...]] = []
-    for file in files:
-        chunk = torch.load(file)
-        starts, lengths = chunk["starts"], chunk["lengths"]
-        slots = (starts - BEFORE).clamp_min(0)[:, None] + torch.arange(BEFORE + NEW_TOKENS)
-        sampled = (slots >= starts[:, None] - 1) & (slots < lengths[:, None] - 1)
-        slots = slots.clamp_max(chunk["tokens"].shape[1] - 1)
-        parts.append((chunk["tokens"].gather(1, slots), chunk["states"].take_along_dim(slots[..., None], 1), sampled))
-    tokens, states, sampled = (torch.cat(part) for part in zip(*parts, strict=True))
+def windows(made: Recorded) -> dict[str, Tensor]:
+    """Of each row the last `BEFORE` tokens of the prompt and the answer, the target's states there,
+    and whether a token sampled follows."""
+    state, states = made.state, made.runner.hidden_states
+    assert states is not None
+    slots = (state.starts - BEFORE).clamp_min(0)[:, None] + torch.arange(BEFORE + NEW_TOKENS)
+    sampled = (slots >= state.starts[:, None] - 1) & (slots < state.lengths[:, None] - 1)
+    slots = slots.clamp_max(states.shape[1] - 1)
+    taken = states.take_along_dim(slots[..., None], 1).bfloat16()
+    return {"tokens": state.tokens.gather(1, slots).int(), "states": taken, "sampled": sampled}
+
+
+def read(files: list[Path]) -> tuple[Tensor, Tensor, Tensor]:
+    """What `windows` returned for all `files`."""
+    chunks = [torch.load(file) for file in files]
+    tokens, states, sampled = (torch.cat([chunk[name] for chunk in chunks]) for name in ("tokens", "states", "sampled"))
     return tokens.long(), states, sampled
 
 
-class Drafted(Attention):
-    """`Attention` of `DEPTHS` draft tokens, whose `Part.logits` are the inputs of the output
-    head."""
-
-    depths = DEPTHS
-
-    def __init__(self, target: Any, head: nn.Module) -> None:
-        nn.Module.__init__(self)
-        self.head, self.frozen = head, (target.get_input_embeddings(), nn.Identity())
-
-
 @torch.no_grad()
-def begun(target: Any, head: AttentionHead, tokens: Tensor, states: Tensor, sampled: Tensor) -> AttentionHead:
-    """`head` as the least-squares map from a token and the states before it to the last state at
-    the token."""
-    width, gains = target.config.hidden_size, target.base_model.norm.weight.float()
-    at = sampled[:, 1:].nonzero(as_tuple=True)
-    before, last = states[:, :-1][at].float(), states[:, 1:][at][:, -width:].float() / gains
-    each = rms_norm(before.unflatten(-1, (len(LAYERS), -1)), (width,)).flatten(-2)
-    embedded = rms_norm(target.get_input_embeddings()(tokens[:, 1:][at]).float(), (width,))
-    inputs = torch.cat([each, embedded], dim=-1)
-    ridge = inputs.T @ inputs + 1e-4 * len(inputs) * torch.eye(inputs.shape[1])
-    found = torch.linalg.solve(ridge, inputs.T @ last).T
-    head.states_projection.weight.copy_(found[:, : each.shape[1]])
-    size = (each @ found[:, : each.shape[1]].T).square().mean().sqrt()
-    head.input_projection.weight.copy_(torch.cat([size * torch.eye(width), found[:, each.shape[1] :]], dim=1))
-    head.scale.copy_(gains)
+def begun(target: Any, head: Eagle3Head, states: Tensor, sampled: Tensor) -> None:
+    """`head` as the least-squares map from the states before a token to the last state at it, and
+    the target's output head."""
+    gains = target.base_model.norm.weight.float()
+    at, width = sampled[:, 1:].nonzero(as_tuple=True), len(gains)
+    before, last = states[:, :-1, :-width][at].float(), states[:, 1:, -width:][at].float() / gains
+    products = before.T @ before
+    ridge = 1e-4 * products.diagonal().mean() * torch.eye(len(products))
+    head.fc.weight.copy_(torch.linalg.solve(products + ridge, before.T @ last).T)
+    layer: Any = head.layers[0]
+    nn.init.zeros_(layer.self_attn.o_proj.weight)
+    nn.init.zeros_(layer.mlp.down_proj.weight)
+    head.norm.weight.copy_(gains)
+    head.lm_head.weight.copy_(target.get_output_embeddings().weight[head.proposed])
+
+
+def loss_of(student: Chains, rows: Tensor, tokens: Tensor, states: Tensor, sampled: Tensor, share: float) -> Tensor:
+    """The mean over depths of `share` of total variation and the rest of forward KL, where
+    `sampled`; `rows` are those of the target's output head for the tokens that are proposed."""
+    width = rows.shape[1]
+    with torch.autocast("cpu", torch.bfloat16):
+        p_logits = states[sampled][:, -width:] @ rows.T
+        parts = [
+            (student.head.lm_head(features[sampled[:, at]]), at) for features, at in student(tokens, states[..., :-width])
+        ]
+    log_p = torch.log_softmax(p_logits.float(), dim=-1)
+    number = torch.zeros_like(tokens).masked_scatter(sampled, torch.arange(len(log_p)))
+    total = torch.zeros(())
+    for logits, at in parts:
+        total = total + for_acceptance(logits.float(), log_p[number[:, at][sampled[:, at]]], share)
+    return total / len(parts)
+
+
+def new_head(target: PreTrainedModel, proposed: Tensor) -> Eagle3Head:
+    """A head of the target's shape that drafts the tokens `proposed`."""
+    config = LlamaConfig(**target.config.to_dict() | {"num_hidden_layers": 1, "intermediate_size": HIDDEN})
+    head = TrainedEagle3(config, LAYERS, len(proposed), norm_before_residual=True)
+    head.choose(proposed)
     return head
 
 
-def loss_of(student: Drafted, rows: Tensor, tokens: Tensor, states: Tensor, sampled: Tensor, share: float) -> Tensor:
-    """The mean over depths of `share` of total variation and the rest of forward KL, where
-    `sampled`."""
-    log_p = torch.log_softmax(states[sampled][:, -rows.shape[1] :] @ rows.T, dim=-1)
-    number = torch.zeros_like(tokens).masked_scatter(sampled, torch.arange(len(log_p)))
-    total = torch.zeros(())
-    for features, at in student(tokens, states):
-        learnt = sampled[:, at]
-        total = total + for_acceptance(features[learnt] @ rows.T, log_p[number[:, at][learnt]], share)
-    return total / DEPTHS
-
-
-def trained(target: PreTrainedModel, files: list[Path], steps: int, folder: Path = WORK) -> AttentionHead:
+def trained(
+    target: PreTrainedModel, files: list[Path], steps: int, depths: int = DEPTHS, folder: Path = WORK
+) -> Eagle3Head:
     """The head after so many steps on the samples in `files`, from the last checkpoint in
     `folder`."""
     mass = sum(torch.load(file)["mass"] for file in files)
-    tokens, states, sampled = windows(files)
+    tokens, states, sampled = read(files)
     torch.manual_seed(SEED)
-    head = AttentionHead(target.config.hidden_size, HIDDEN, HEADS, LAYERS, proposed=PROPOSED)
-    head.choose(target, mass.topk(PROPOSED).indices.sort().values)
-    student = Drafted(target.requires_grad_(False), begun(target, head, tokens[:200], states[:200], sampled[:200]))
-    output = target.get_output_embeddings().weight
+    proposed = mass.topk(PROPOSED).indices.sort().values
+    print(f"{int(sampled.sum())} tokens; those proposed have {float(mass[proposed].sum() / mass.sum()):.4f} of the target's probability", flush=True)
+    head = new_head(target.requires_grad_(False), proposed)
+    few = torch.randperm(len(tokens))[:1000]
+    begun(target, head, states[few], sampled[few])
+    student = Chains(head, target.get_input_embeddings(), depths)
+    rows = target.get_output_embeddings().weight[proposed]
 
     def batches() -> Iterator[Tensor]:
         order = np.random.default_rng(SEED)
@@ -197,14 +205,11 @@ def trained(target: PreTrainedModel, files: list[Path], steps: int, folder: Path
             yield from torch.from_numpy(order.permutation(len(tokens))[: len(tokens) // BATCH * BATCH]).split(BATCH)
 
     def losses(step: int, at: Tensor) -> Iterator[tuple[str, Tensor]]:
-        rows = output[head.proposed]  # those of the checkpoint, where there is one
-        yield (
-            "head",
-            loss_of(student, rows, tokens[at], states[at].float(), sampled[at], taken_over(step, steps, BEGIN)),
-        )
+        share = taken_over(step, steps, BEGIN)
+        yield "head", loss_of(student, rows, tokens[at], states[at].float(), sampled[at], share)
 
     # Muon would take a minute a step.
-    train({"head": Learner(student, 1.0, adam(student.parameters(), RATE))}, batches(), steps, losses, folder)
+    train({"head": Learner(head, 1.0, adam(head.parameters(), RATE))}, batches(), steps, losses, folder)
     return head.eval()
 
 
