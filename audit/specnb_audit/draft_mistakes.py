@@ -147,7 +147,7 @@ class WithoutEntry(Drafter):
 
     def update(self, context: Context, outcome: Outcome) -> None:
         full = (outcome.accepted == self.width)[:, None]
-        at = context.lengths[:, None] - 2
+        at = (context.lengths[:, None] - 2).clamp_min(0)
         self.holes.scatter_(1, at, self.holes.gather(1, at) | full)
 
 
@@ -224,7 +224,7 @@ def _of_states(target: PreTrainedModel, drafter: AttentionDrafter) -> Iterator[S
     if max(layers) < last and norm is not None:
         yield Served(
             "states after the final norm", "whether the states are taken before or after the target's final norm",
-            drafter, states=lambda text: torch.cat([norm(text.hidden[0][layer]) for layer in layers], dim=-1),
+            drafter, states=lambda text: torch.cat([norm(text.hidden[layer]) for layer in layers], dim=-1),
         )  # fmt: skip
     if len(layers) > 1:
         yield Served(
@@ -240,9 +240,8 @@ def _of_states(target: PreTrainedModel, drafter: AttentionDrafter) -> Iterator[S
 
 
 def _before_norm(text: Text, layers: list[int], last: int) -> Tensor:
-    states, before = text.hidden
-    assert before is not None
-    return torch.cat([before if layer == last else states[layer] for layer in layers], dim=-1)
+    assert text.before_norm is not None
+    return torch.cat([text.before_norm if layer == last else text.hidden[layer] for layer in layers], dim=-1)
 
 
 class NotShifted(Drafter):
@@ -270,7 +269,7 @@ def _of_head(target: PreTrainedModel, drafter: AttentionDrafter) -> Iterator[Ser
         yield Served(name, mend, _with_head(drafter, changed))
     for name, module in head.named_modules():
         if isinstance(module, head.norm_class | nn.RMSNorm) and not name.startswith("fc_norm."):
-            for times, word in ((0, "missing"), (2, "applied twice")):
+            for times, word in ((0, "missing"), (2, "applied twice"))[: 1 if "self_attn" in name else 2]:
                 changed = shared_copy(head)
                 _repeat(changed, name, times)
                 short = name.removeprefix("layers.0.").removeprefix("mtp_layers.0.")

@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.acceptance import distributions_along
 from specnb.cache import decoder_config
-from specnb.distributions import Sampling, unnormalised_residual
+from specnb.distributions import Sampling, standardise, unnormalised_residual
 from specnb.drafters import Context, Drafter, ModelDrafter
 from specnb.fast import shared_copy
 from specnb.rules import Outcome
+from specnb.support import TokenMap, require_context
 
 Array = NDArray[np.float64]
 
@@ -108,16 +108,42 @@ class Served:
 
 
 class Text:
-    """Completions after their prompts, with the distributions p and hidden states of a target."""
+    """Completions after their prompts, with the distributions p and hidden states of a target.
 
+    Attributes
+    ----------
+    p : (rows, longest, vocab)
+    hidden, before_norm : (rows, tokens, width)
+        All hidden states, if they are wanted, and the last one before the final norm.
+    """
+
+    @torch.inference_mode()
     def __init__(
-        self, target: PreTrainedModel, prompts: list[list[int]], completions: list[list[int]], sampling: Sampling
-    ) -> None:
+        self, target: PreTrainedModel, prompts: list[list[int]], completions: list[list[int]], sampling: Sampling,
+        hidden: bool,
+    ) -> None:  # fmt: skip
         self.target, self.device = target, target.device
         self.sequences = [[*prompt, *tokens] for prompt, tokens in zip(prompts, completions, strict=True)]
         self.begins = torch.tensor([len(prompt) for prompt in prompts], device=self.device)
         self.counts = torch.tensor([len(tokens) for tokens in completions], device=self.device)
-        self.p = distributions_along(target, self.sequences, self.counts.tolist(), sampling)
+        rows, longest = len(prompts), int(self.counts.max())
+        first = min(map(len, prompts)) - 1
+        model: Any = shared_copy(target) if hidden else target
+        token_map, norm, before = TokenMap(target), final_norm(model), []
+        if norm is not None and hidden:
+            norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
+        tokens = self.tokens()
+        require_context(target, tokens.shape[1] - 1, 0)
+        output = model(
+            input_ids=token_map.inputs(tokens[:, :-1]), use_cache=False, output_hidden_states=hidden,
+            logits_to_keep=tokens.shape[1] - 1 - first,
+        )  # fmt: skip
+        places = self.begins[:, None] - 1 - first + torch.arange(longest, device=self.device)
+        logits = token_map.logits(output.logits)
+        of_rows = torch.arange(rows, device=self.device)[:, None]
+        self.p = standardise(logits[of_rows, places.clamp_max(logits.shape[1] - 1)], sampling)
+        self.hidden = list(output.hidden_states) if hidden else []
+        self.before_norm = before[-1] if before else None
 
     def tokens(self, more: int = 0) -> Tensor:
         """The sequences `(rows, longest + more)`, padded with 0."""
@@ -125,18 +151,8 @@ class Text:
         padded = [[*one, *[0] * (longest - len(one))] for one in self.sequences]
         return torch.tensor(padded, device=self.device)
 
-    @cached_property
-    def hidden(self) -> tuple[list[Tensor], Tensor | None]:
-        """All hidden states of the target `(rows, longest, width)`, and the last one before the final norm."""
-        model = shared_copy(self.target)
-        norm, found = final_norm(model), []
-        if norm is not None:
-            norm.register_forward_pre_hook(lambda module, given: found.append(given[0]))
-        output = model(input_ids=self.tokens(), use_cache=False, output_hidden_states=True, logits_to_keep=1)
-        return list(output.hidden_states), found[-1] if found else None
-
     def states(self, layers: Sequence[int]) -> Tensor:
-        return torch.cat([self.hidden[0][layer] for layer in layers], dim=-1)
+        return torch.cat([self.hidden[layer] for layer in layers], dim=-1)
 
 
 def final_norm(model: Any) -> Any:
@@ -162,7 +178,7 @@ def replay(served: Served, text: Text, log: Log) -> Tensor:
     layers = served.drafter.hidden_layers
     states = None if not layers else text.states(layers) if served.states is None else served.states(text)
     if states is not None:
-        states = torch.nn.functional.pad(states, (0, 0, 0, gamma + 1))
+        states = torch.nn.functional.pad(states, (0, 0, 0, gamma + 2))
     rows = torch.arange(len(tokens), device=text.device)
     begun = torch.zeros_like(rows)
     context = Context(tokens, text.begins, states)

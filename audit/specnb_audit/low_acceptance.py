@@ -37,8 +37,8 @@ RIGHT = "no mistake"
 ENTRIES = 2**26  # probabilities of the target that are kept at a time
 FEWEST, RESAMPLES = 8, 1000  # sequences over which an interval resamples
 # Calibrations: log-odds of the first depth and of later ones move by a number, after a factor
-MOVED = (-2.0, -1.0, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 2.0)
-FACTORS = (0.0, 0.33, 0.67, 1.0, 1.5)
+MOVED = (-1.6, -0.8, -0.3, 0.0, 0.3, 0.8, 1.6)
+FACTORS = (0.0, 0.4, 0.7, 1.0, 1.4)
 Over = Literal["steps", "requests"]
 
 
@@ -138,12 +138,12 @@ class AcceptanceCauses:
             f"{self.tests:,} {of}; {len(self.tried) - 1} mistakes tried, {left} not excluded at level {self.level:g}"
         )
         if self.inseparable:
-            lines.append(f"not told from no mistake by this log: {', '.join(self.inseparable)}")
-        lost = [
-            (given[0], f"{kind}: {given[0]:.3f} as given, {given[1]:.3f} in the log")
-            for kind, given in self.kinds.items()
-        ]
-        lines += [f"  {words}" for _, words in sorted(lost)]
+            same = [one for one in self.tried[1:] if not one.excluded]
+            by = max(abs(one.tokens_per_step - right.tokens_per_step) for one in same)
+            lines.append(f"not told from no mistake, as they change tokens per step by {by:.2g} at most:")
+            lines += [f"  {one.name}" for one in same]
+        for kind, (given, counted) in sorted(self.kinds.items(), key=lambda one: one[1]):
+            lines.append(f"  {kind}: {given:.3f} of the draft tokens accepted as given, {counted:.3f} in the log")
         return "\n".join([*lines, *self.notes])
 
     __repr__ = __str__
@@ -348,7 +348,7 @@ def _replayed(
     target: PreTrainedModel, log: Log, tried: Sequence[Served], sampling: Sampling, batch: int, progress: bool
 ) -> list[Array]:
     """For each hypothesis `(rows, steps, gamma, 2)` as `replay` returns it; NaN beyond the steps of a row."""
-    longest = max(map(len, log.completions))
+    longest, hidden = max(map(len, log.completions)), bool(tried[0].drafter.hidden_layers)
     rows = max(1, min(batch, ENTRIES // (longest * vocabulary(target))))
     parts = [slice(at, at + rows) for at in range(0, len(log.prompts), rows)]
     found = [np.full((len(log.prompts), max(map(len, log.steps)), log.gamma, 2), np.nan) for _ in tried]
@@ -361,7 +361,7 @@ def _replayed(
             prompts = some.prompts if served.prompts is None else served.prompts[part]
             key = (id(model), drawn, served.prompts is not None and id(served.prompts))
             if key not in texts:
-                texts[key] = Text(model, prompts, some.completions, drawn)
+                texts[key] = Text(model, prompts, some.completions, drawn, hidden)
             values = replay(served, texts[key], some).double().cpu().numpy()
             found[at][part, : values.shape[1]] = values
             bar.update()
