@@ -50,20 +50,18 @@ def _sampled_otherwise(
     target: PreTrainedModel, drafter: ModelDrafter | AttentionDrafter, sampling: Sampling, given: Any
 ) -> Iterator[Served]:
     at_one, greedy = _with_sampling(drafter, Sampling()), _with_sampling(drafter, Sampling(0))
-    line = "the sampling settings of the draft, and which probabilities the rejection test is given"
+    drafting, testing = "how the engine samples draft tokens", "which q the rejection test is given"
     if given.temperature > 0:
-        yield Served("greedy drafts, tested as such", f"{line}: sample draft tokens", greedy)
-        yield Served(
-            "greedy drafts, tested as sampled ones", f"{line}: q is one-hot for a greedy draft", greedy, drafter
-        )
+        yield Served("greedy drafts, tested as such", drafting, greedy)
+        yield Served("greedy drafts, tested as sampled ones", f"{testing}: one-hot for a greedy draft", greedy, drafter)
     if given != Sampling():
-        yield Served("the draft at temperature 1 without filters", f"{line}: give it the target's", at_one)
+        yield Served("the draft at temperature 1 without filters", f"{drafting}: temperature and filters", at_one)
     if given != Sampling() and given.temperature > 0:
-        yield Served("temperature and filters in drafting, not in the test", line, drafter, at_one)
-        yield Served("temperature and filters in the test, not in drafting", line, at_one, drafter)
+        yield Served("temperature and filters in drafting, not in the test", testing, drafter, at_one)
+        yield Served("temperature and filters in the test, not in drafting", drafting, at_one, drafter)
     if sampling != Sampling():
         name = "the target at temperature 1 without filters"
-        yield Served(name, "the sampling settings of the target", drafter, sampling=Sampling())
+        yield Served(name, "how the engine samples the target", drafter, sampling=Sampling())
 
 
 def _with_sampling(drafter: Any, sampling: Sampling) -> Any:

@@ -499,6 +499,7 @@ def _by_average(
         # The text of the log differs from this one as its parts do from each other.
         of_text *= 1 + sums[:, 0].sum() / rates.steps
         off = (rates.conditional - means) ** 2 / np.maximum(of_log + of_text, 1e-12)
+        off = np.nan_to_num(off)  # NaN at a depth that the hypothesis hardly reaches
         excluded = bool(np.sqrt(off.max()) > norm.isf(level / (2 * log.gamma)))
         tokens = expected[-1].tokens_per_step.value
         lines.append(Tried(served.name, served.mend, np.nan, -off.sum() / 2, means.tolist(), tokens, excluded))
@@ -530,7 +531,12 @@ def _by_depth(sums: Array, over: Over = "steps") -> DepthRates:
     def rate(column: int, more: float = 0) -> Any:
         def statistic(rows: NDArray[np.int64]) -> Array:
             if over == "requests":
-                return np.nanmean(depth_rates(sums[rows])[..., column], axis=-1) + more  # type: ignore[no-any-return]
+                each = depth_rates(sums[rows])[..., column]
+                known = ~np.isnan(each)  # a request may test no token at a depth
+                counts = known.sum(axis=-1)
+                total = np.nansum(each, axis=-1)
+                means: Array = np.divide(total, counts, out=np.full(counts.shape, np.nan), where=counts > 0)
+                return means + more
             return depth_rates(sums[rows].sum(axis=-2))[..., column] + more
 
         one = bootstrap(statistic, len(sums), RESAMPLES, 0)

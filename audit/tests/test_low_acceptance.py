@@ -217,7 +217,7 @@ def test_averages_alone_exclude_what_has_other_averages() -> None:
         explain_acceptance(target, draft, **logged(target, one)).logged
         for one in (draft, ModelDrafter(draft, Sampling(0)))
     )
-    given = {"over": "steps", "logged_steps": 500}
+    given: dict[str, Any] = {"over": "steps", "logged_steps": 500}
     rates = [one.value for one in right.conditional]
     same = explain_acceptance(target, draft, **text, per_position=rates, conditional=True, **given)
     assert same.fits
