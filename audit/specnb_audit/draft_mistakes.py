@@ -24,6 +24,8 @@ from specnb.heads import AttentionDrafter, Eagle3Head, LayeredHead
 from specnb.rules import Outcome
 from specnb_audit.draft_replay import Served, Text, final_norm, layer_number
 
+# Norms of a head that stand at its ends, where the engine may have one of its own
+TWICE = ("norm", "final_layernorm", "hidden_norm", "hidden_layernorm")
 BASES = (10_000.0, 1_000_000.0)  # of rotary positions: the usual default, and the usual one of long contexts
 
 
@@ -267,10 +269,12 @@ def _of_head(target: PreTrainedModel, drafter: AttentionDrafter) -> Iterator[Ser
         yield Served(name, mend, _with_head(drafter, changed))
     for name, module in head.named_modules():
         if isinstance(module, head.norm_class | nn.RMSNorm) and not name.startswith("fc_norm."):
-            for times, word in ((0, "missing"), (2, "applied twice"))[: 1 if "self_attn" in name else 2]:
+            short = name.removeprefix("layers.0.").removeprefix("mtp_layers.0.")
+            for times, word in ((0, "missing"), (2, "applied twice")):
+                if times == 2 and short not in TWICE:
+                    continue
                 changed = shared_copy(head)
                 _repeat(changed, name, times)
-                short = name.removeprefix("layers.0.").removeprefix("mtp_layers.0.")
                 yield Served(f"the head's {short} {word}", f"{name} of the head", _with_head(drafter, changed))
     if isinstance(head, Eagle3Head):
         yield from _of_eagle3(target, drafter, head)

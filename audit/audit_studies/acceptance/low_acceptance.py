@@ -72,9 +72,10 @@ def logged(pair: Pair, planted: Planted, sampling: Sampling, number: int, rows: 
 
 
 def measure(item: str, steps: int, rows: int, without: int, most: int | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of a draft at a temperature."""
+    """The lines of a part of the logs of a draft at a temperature."""
     torch.set_num_threads(1)
-    pair, (draft, _, temperature) = load_pair(), item.rpartition("-t")
+    pair, (setting, part) = load_pair(), item.split("_")
+    draft, _, temperature = setting.rpartition("-t")
     sampling = Sampling(float(temperature))
     with tempfile.TemporaryDirectory() as work:
         given, mistakes = of_draft(draft, pair, sampling, Path(work))
@@ -82,7 +83,9 @@ def measure(item: str, steps: int, rows: int, without: int, most: int | None = N
         for number, planted in enumerate((*right, *mistakes)):
             if most is not None and number >= most:
                 break
-            log = logged(pair, planted, sampling, 1000 * ITEMS.index(item) + number, rows, steps)
+            if number % PARTS[setting] != int(part):
+                continue
+            log = logged(pair, planted, sampling, 1000 * list(PARTS).index(setting) + number, rows, steps)
             found = explain_acceptance(
                 pair.target, given, gamma=GAMMA, sampling=sampling, others=planted.others, progress=False, **log
             )
@@ -100,11 +103,19 @@ def measure(item: str, steps: int, rows: int, without: int, most: int | None = N
             }  # fmt: skip
 
 
-ITEMS = ("model-t1", f"model-t{COOLER.temperature}", "eagle3-t1", "eagle3-t0", "eagle3-map-t1", "next-token-t1")
+# Parts into which the logs of each draft and temperature are divided, so that a run can go on where it was
+PARTS = {
+    "model-t1": 2,
+    f"model-t{COOLER.temperature}": 1,
+    "eagle3-t1": 8,
+    "next-token-t1": 8,
+    "eagle3-map-t1": 1,
+    "eagle3-t0": 2,
+}
 STUDY = Study(
     measure,
-    settings={"steps": 1000, "rows": ROWS, "without": 5},
-    small={"steps": 12, "rows": 4, "without": 1, "most": 3},
-    items=ITEMS,
-    small_items=("model-t1",),
+    settings={"steps": 1000, "rows": ROWS, "without": 2},
+    small={"steps": 12, "rows": 4, "without": 1, "most": 4},
+    items=[f"{setting}_{part}" for setting, parts in PARTS.items() for part in range(parts)],
+    small_items=("model-t1_0",),
 )
