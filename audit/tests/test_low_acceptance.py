@@ -3,7 +3,9 @@ mistakes that are planted in the loop."""
 
 from __future__ import annotations
 
+import re
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,6 +257,17 @@ def test_a_log_that_says_too_little_is_refused(changed: dict[str, Any], message:
     else:
         with pytest.raises(ValueError, match=message):
             explain_acceptance(target, draft, **given | changed, progress=False)
+
+
+def test_the_page_prints_what_the_function_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "low-acceptance.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    found = names["found"]
+    assert str(found) in page
+    assert f"The log has {found.logged.tokens_per_step.value:.2f} tokens per step" in page
 
 
 def test_kinds_of_text_are_listed_from_the_lowest_acceptance() -> None:
