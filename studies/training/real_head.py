@@ -176,13 +176,11 @@ def least_squares(inputs: Tensor, wanted: Tensor) -> Tensor:
 def loss_of(student: Chains, rows: Tensor, tokens: Tensor, states: Tensor, sampled: Tensor, share: float) -> Tensor:
     """The mean over depths of `share` of total variation and the rest of forward KL, where
     `sampled`; `rows` are those of the target's output head for the tokens that are proposed."""
-    width = rows.shape[1]
+    read, last = states.split([states.shape[-1] - rows.shape[1], rows.shape[1]], dim=-1)
     with torch.autocast("cpu", torch.bfloat16):
-        p_logits = states[sampled][:, -width:] @ rows.T
-        parts = [
-            (student.head.lm_head(features[sampled[:, at]]), at) for features, at in student(tokens, states[..., :-width])
-        ]
-    log_p = torch.log_softmax(p_logits.float(), dim=-1)
+        wanted = last[sampled] @ rows.T
+        parts = [(student.head.lm_head(features[sampled[:, at]]), at) for features, at in student(tokens, read)]
+    log_p = torch.log_softmax(wanted.float(), dim=-1)
     number = torch.zeros_like(tokens).masked_scatter(sampled, torch.arange(len(log_p)))
     total = torch.zeros(())
     for logits, at in parts:
@@ -191,9 +189,12 @@ def loss_of(student: Chains, rows: Tensor, tokens: Tensor, states: Tensor, sampl
 
 
 def new_head(target: PreTrainedModel, proposed: Tensor) -> Eagle3Head:
-    """A head of the target's shape that drafts the tokens `proposed`."""
-    config = LlamaConfig(**target.config.to_dict() | {"num_hidden_layers": 1, "intermediate_size": HIDDEN, "num_key_value_heads": target.config.num_attention_heads})
-    head = TrainedEagle3(config, LAYERS, len(proposed), norm_before_residual=True)
+    """A head with one layer as the target's, that drafts the tokens `proposed`."""
+    heads = target.config.num_attention_heads
+    shape = {"num_hidden_layers": 1, "intermediate_size": HIDDEN, "num_key_value_heads": heads}
+    head = TrainedEagle3(
+        LlamaConfig(**target.config.to_dict() | shape), LAYERS, len(proposed), norm_before_residual=True
+    )
     head.choose(proposed)
     return head
 
@@ -207,9 +208,7 @@ def trained(
     tokens, states, sampled = read(files)
     torch.manual_seed(SEED)
     proposed = mass.topk(PROPOSED).indices.sort().values
-    print(f"{int(sampled.sum())} tokens; those proposed have {float(mass[proposed].sum() / mass.sum()):.4f} of the target's probability", flush=True)
-    head = new_head(target.requires_grad_(False), proposed)
-    few = torch.randperm(len(tokens))[:800]
+    head, few = new_head(target.requires_grad_(False), proposed), torch.randperm(len(tokens))[:800]
     begun(target, head, tokens[few], states[few], sampled[few])
     student = Chains(head, target.get_input_embeddings(), depths)
     rows = target.get_output_embeddings().weight[proposed]
