@@ -62,6 +62,7 @@ PLANTED: list[tuple[str, str, object]] = [
     ("audit/03_bug_suite", "vLLM V1", 0),
     ("06_every_tree", "different: A.4", 1),
     ("beam_speeds", "machine", "NVIDIA H200"),
+    ("08_rules", "read", "abstract"),
 ]
 HOLDS = "(((name, holds)) => (name, holds()))"
 
@@ -98,6 +99,12 @@ def _contrary(value: Any, at: int) -> Any:
     if isinstance(value, dict):
         return {"value": 1 - value["value"], "low": 1 - value["high"], "high": 1 - value["low"]}
     return not value if isinstance(value, bool) else -value - at
+
+
+@pytest.mark.parametrize("name", ["paper", "supplement"])
+def test_no_semicolon_ends_an_expression(name: str) -> None:
+    """Typst takes one that follows a number for the end of its code, and prints none."""
+    assert not re.findall(r"#n[\w.-]+;.*", (PAPER / f"{name}.typ").read_text())
 
 
 def test_the_committed_paper_is_made_of_the_committed_results_and_is_the_same_each_time() -> None:
