@@ -110,9 +110,9 @@ class Sampler:
     rule
         The acceptance rule; by default `token_verification` (Algorithm 1).
     compile
-        "auto": on a CPU packs weights, and compiles layers of a large model in 16 bits
-        (`specnb.fast`); on a GPU captures the step as a graph. True compiles layers of any model,
-        too. Packing and compiling change the last bits of the logits.
+        "auto": on a CPU packs weights (`specnb.fast`); on a GPU captures the step as a graph. True
+        compiles layers, too: some seconds, which the bar says after how many steps they are earned
+        back. Packing and compiling change the last bits of the logits.
     check
         Compare the loop with the model's own forward passes (`specnb.check`). For a new batch: a
         few tokens before the first step, the first step, and the completions of the shortest and

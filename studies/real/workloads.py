@@ -5,8 +5,8 @@ Whole calls, the prompt's pass included, up to the end of the answer or `new_tok
 `COPIED` tokens; a trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied. Modules run as they
 are. Beside them transformers' own generation of the same model, plain and with its prompt lookup, with the settings
 that are best for it by the tokens that it drafts and has accepted (`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and
-the default of a `Sampler`, packed weights and compiled layers (`compile="auto"`): plain, copies, and copies or, in rows
-without one, the head. One line a way:
+packed weights and compiled layers (`compile=True`): plain, copies, and copies or, in rows without one, the head. One
+line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: over the way `over`, plain decoding
@@ -68,9 +68,9 @@ def samplers_of(
     }
     if compiled:
         chosen |= {
-            "plain, compiled": (None, 0, "auto"),
-            "copies, compiled": (PromptLookupDrafter(vocab), COPIED, "auto"),
-            f"copies or head {OF_HEAD}, compiled": (either("auto"), COPIED, "auto"),
+            "plain, compiled": (None, 0, True),
+            "copies, compiled": (PromptLookupDrafter(vocab), COPIED, True),
+            f"copies or head {OF_HEAD}, compiled": (either("auto"), COPIED, True),
         }
     return {
         name: Sampler(

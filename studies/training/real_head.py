@@ -49,7 +49,7 @@ from studies.training.training import Learner, adam, add_note, size_of, taken_ov
 FOLDER = corpus.DATA / "smollm2-head"
 WORK = ROOT / "build" / "training" / "smollm2-head"
 LAYERS = (9, 19, 29)  # whose states the head reads: about a third, two thirds, and before the last
-HIDDEN, DEPTHS = 1536, 3
+HIDDEN, DEPTHS, SEEN = 1152, 3, 1.5
 PROPOSED = 6144  # tokens that the head can propose
 TEMPERATURES = (1.0, 0.0)  # of the answers, by turns
 ROWS, NEW_TOKENS = 64, 96  # of a chunk of samples
@@ -142,32 +142,45 @@ def read(files: list[Path]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def begun(target: Any, head: Eagle3Head, states: Tensor, sampled: Tensor) -> None:
-    """`head` as the least-squares map from the states before a token to the last state at it, and
-    the target's output head."""
-    gains = target.base_model.norm.weight.float()
+def begun(target: Any, head: Eagle3Head, tokens: Tensor, states: Tensor, sampled: Tensor) -> None:
+    """`head` as the least-squares map from a token and the states before it to the last state at
+    the token, and the target's output head.
+
+    `fc` is the map from the states alone. The attention adds what the token says: its queries are
+    its keys, a projection of the token's embedding, so that a token sees itself more than others.
+    """
+    gains, layer = target.base_model.norm.weight.float(), head.layers[0]
     at, width = sampled[:, 1:].nonzero(as_tuple=True), len(gains)
     before, last = states[:, :-1, :-width][at].float(), states[:, 1:, -width:][at].float() / gains
-    products = before.T @ before
-    ridge = 1e-4 * products.diagonal().mean() * torch.eye(len(products))
-    head.fc.weight.copy_(torch.linalg.solve(products + ridge, before.T @ last).T)
-    layer: Any = head.layers[0]
-    nn.init.zeros_(layer.self_attn.o_proj.weight)
+    head.fc.weight.copy_(least_squares(before, last))
+    read = layer.hidden_norm(head.fc(before))
+    embedded = layer.input_layernorm(target.get_input_embeddings()(tokens[:, 1:][at]).float())
+    attention = layer.self_attn
+    attention.v_proj.weight.copy_(least_squares(torch.cat([embedded, read], dim=-1), last - read))
+    nn.init.eye_(attention.o_proj.weight)
+    nn.init.normal_(attention.k_proj.weight, std=SEEN / width**0.5)
+    attention.k_proj.weight[:, width:] = 0
+    attention.q_proj.weight.copy_(attention.k_proj.weight)
     nn.init.zeros_(layer.mlp.down_proj.weight)
     head.norm.weight.copy_(gains)
     head.lm_head.weight.copy_(target.get_output_embeddings().weight[head.proposed])
 
 
+def least_squares(inputs: Tensor, wanted: Tensor) -> Tensor:
+    """The weight `(out, in)` of least squared error, with a ridge."""
+    products = inputs.T @ inputs
+    ridge = 1e-4 * products.diagonal().mean() * torch.eye(len(products))
+    return torch.linalg.solve(products + ridge, inputs.T @ wanted).T
+
+
 def loss_of(student: Chains, rows: Tensor, tokens: Tensor, states: Tensor, sampled: Tensor, share: float) -> Tensor:
     """The mean over depths of `share` of total variation and the rest of forward KL, where
     `sampled`; `rows` are those of the target's output head for the tokens that are proposed."""
-    width = rows.shape[1]
+    read, last = states.split([states.shape[-1] - rows.shape[1], rows.shape[1]], dim=-1)
     with torch.autocast("cpu", torch.bfloat16):
-        p_logits = states[sampled][:, -width:] @ rows.T
-        parts = [
-            (student.head.lm_head(features[sampled[:, at]]), at) for features, at in student(tokens, states[..., :-width])
-        ]
-    log_p = torch.log_softmax(p_logits.float(), dim=-1)
+        wanted = last[sampled] @ rows.T
+        parts = [(student.head.lm_head(features[sampled[:, at]]), at) for features, at in student(tokens, read)]
+    log_p = torch.log_softmax(wanted.float(), dim=-1)
     number = torch.zeros_like(tokens).masked_scatter(sampled, torch.arange(len(log_p)))
     total = torch.zeros(())
     for logits, at in parts:
@@ -176,9 +189,12 @@ def loss_of(student: Chains, rows: Tensor, tokens: Tensor, states: Tensor, sampl
 
 
 def new_head(target: PreTrainedModel, proposed: Tensor) -> Eagle3Head:
-    """A head of the target's shape that drafts the tokens `proposed`."""
-    config = LlamaConfig(**target.config.to_dict() | {"num_hidden_layers": 1, "intermediate_size": HIDDEN})
-    head = TrainedEagle3(config, LAYERS, len(proposed), norm_before_residual=True)
+    """A head with one layer as the target's, that drafts the tokens `proposed`."""
+    heads = target.config.num_attention_heads
+    shape = {"num_hidden_layers": 1, "intermediate_size": HIDDEN, "num_key_value_heads": heads}
+    head = TrainedEagle3(
+        LlamaConfig(**target.config.to_dict() | shape), LAYERS, len(proposed), norm_before_residual=True
+    )
     head.choose(proposed)
     return head
 
@@ -192,10 +208,8 @@ def trained(
     tokens, states, sampled = read(files)
     torch.manual_seed(SEED)
     proposed = mass.topk(PROPOSED).indices.sort().values
-    print(f"{int(sampled.sum())} tokens; those proposed have {float(mass[proposed].sum() / mass.sum()):.4f} of the target's probability", flush=True)
-    head = new_head(target.requires_grad_(False), proposed)
-    few = torch.randperm(len(tokens))[:1000]
-    begun(target, head, states[few], sampled[few])
+    head, few = new_head(target.requires_grad_(False), proposed), torch.randperm(len(tokens))[:800]
+    begun(target, head, tokens[few], states[few], sampled[few])
     student = Chains(head, target.get_input_embeddings(), depths)
     rows = target.get_output_embeddings().weight[proposed]
 
