@@ -73,7 +73,7 @@ def plot_convergence(curves: pd.DataFrame, names: Mapping[str, str], exact: Mapp
     middle = chance.iloc[len(chance) // 2]
     axis.annotate("an exact sampler,\nby chance alone", (middle.n, middle["expected of an exact one"]), (-6, -6),
                   textcoords="offset points", ha="right", va="top", fontsize=7)  # fmt: skip
-    axis.set(xscale="log", yscale="log", xlim=(60, 2 * curves.n.max()), ylim=(curves["mean TV"].min() / 2, None))
+    axis.set(xscale="log", yscale="log", xlim=(60, 2 * curves.n.max()))
     axis.set(title="Only the exact rule approaches the target")
     axis.set(xlabel="sampled steps (log scale)", ylabel="total variation from the\ntarget's joint distribution")
     axis.tick_params(which="minor", length=0)
