@@ -289,7 +289,7 @@ class Sampler:
     def _batch(self, rows: int, longest: int, max_new_tokens: int, eos: int) -> Batch:
         """The batch of the last call, if it has room, or a new one."""
         fast = self.private.compiled is not None or self.captures
-        slots, steps = max(slots_for(longest, max_new_tokens, self.gamma), self.slots), max_new_tokens
+        slots, steps = slots_for(max(longest + max_new_tokens, self.slots), 0, self.gamma), max_new_tokens
         rows = max(rows, self.rows)
         if self.batch is not None:
             kept = self.batch.setup
