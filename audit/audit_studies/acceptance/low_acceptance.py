@@ -77,6 +77,8 @@ def measure(item: str, steps: int, rows: int, without: int, most: int | None = N
     pair, (setting, part) = load_pair(), item.split("_")
     draft, _, temperature = setting.rpartition("-t")
     sampling = Sampling(float(temperature))
+    for config in (pair.target.config, pair.target.generation_config):
+        config.pad_token_id = config.eos_token_id = None  # a begin token that stands twice is no padding here
     with tempfile.TemporaryDirectory() as work:
         given, mistakes = of_draft(draft, pair, sampling, Path(work))
         right = (Planted(RIGHT, of_draft(draft, pair, sampling, Path(work))[0]) for _ in range(without))
