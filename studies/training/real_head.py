@@ -1,20 +1,19 @@
-"""A head for the real model: one transformer layer on its hidden states, which drafts the tokens
-that it uses most.
+"""A head for the real model in EAGLE-3's architecture, which drafts the tokens that it uses most.
 
-The target answers prompts composed from `data/smollm2-head/prompts.json`, its own earlier answers
-and functions of the corpus, at temperature 1; none is in `data/workloads.jsonl`, on which the head
-is measured. Its states and samples are kept, chunk by chunk. The head begins as the linear map from
-its inputs to the target's next state that has the least squared error, and learns, as in
-`feature_drafts`, forward KL and then total variation to the target's distribution over the
-`PROPOSED` tokens that have most of its probability, with `DEPTHS` draft tokens after every token of
-an answer.
+The target answers prompts composed from `PROMPTS`, its own earlier answers and functions of the
+corpus, at temperatures 1 and 0 by turns; none is in `data/workloads.jsonl`, on which the head is
+measured. Its states and samples are kept, chunk by chunk. The head begins as the linear map from a
+token and the states before it to the target's next state that has the least squared error, and
+learns, as in `feature_drafts`, forward KL and then total variation to the target's distribution over
+the `PROPOSED` tokens that have most of its probability, with `DEPTHS` draft tokens after every token
+of an answer.
 
-One line of the table for each temperature and depth, in the loop, on the prompts of `workloads`:
-`alpha`, the mean acceptance probability of a draft token number `depth` that is tested, with a 95%
-interval over prompts.
+`python -m studies.training.real_head` samples `--chunks`, trains `--steps`, saves `FOLDER` and notes
+there how often the draft tokens are accepted; what was done before is not done again.
 
-`python -m studies.training.real_head` samples `--chunks`, trains `--steps` and saves
-`data/smollm2-head`; what was done before is not done again.
+The table is of the head that came before it, `data/smollm2-head`. One line for each temperature and
+depth, in the loop, on the prompts of `workloads`: `alpha`, the mean acceptance probability of a
+draft token number `depth` that is tested, with a 95% interval over prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,8 +31,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb.heads import Eagle3Head
-from specnb.released import save_head
+from specnb.heads import AttentionDrafter, Eagle3Head
+from specnb.released import load_drafter, save_head
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, generate
 from specnb.statistics import ratio_of_sums
@@ -46,7 +45,8 @@ from studies.training.chains import Chains, TrainedEagle3
 from studies.training.distillation import for_acceptance
 from studies.training.training import Learner, adam, add_note, size_of, taken_over, train
 
-FOLDER = corpus.DATA / "smollm2-head"
+PROMPTS, FOLDER = corpus.DATA / "smollm2-head" / "prompts.json", corpus.DATA / "smollm2-eagle3"
+NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WORK = ROOT / "build" / "training" / "smollm2-head"
 LAYERS = (9, 19, 29)  # whose states the head reads: about a third, two thirds, and before the last
 HIDDEN, DEPTHS, SEEN = 1152, 3, 1.5
@@ -100,7 +100,7 @@ def sample(chunks: int, folder: Path = WORK, dtype: str = "bfloat16") -> list[Pa
     """The files of so many chunks of samples of the target; those that are there are not made
     again."""
     target, tokenizer = model_and_tokenizer(dtype)
-    words = json.loads((FOLDER / "prompts.json").read_text(encoding="utf-8"))
+    words = json.loads(PROMPTS.read_text(encoding="utf-8"))
     functions = functions_of(corpus.read("train"))
     files = [folder / f"{number}.pt" for number in range(chunks)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +149,7 @@ def begun(target: Any, head: Eagle3Head, tokens: Tensor, states: Tensor, sampled
     `fc` is the map from the states alone. The attention adds what the token says: its queries are
     its keys, a projection of the token's embedding, so that a token sees itself more than others.
     """
-    gains, layer = target.base_model.norm.weight.float(), head.layers[0]
+    gains, layer = target.base_model.norm.weight.float(), cast(Any, head.layers[0])
     at, width = sampled[:, 1:].nonzero(as_tuple=True), len(gains)
     before, last = states[:, :-1, :-width][at].float(), states[:, 1:, -width:][at].float() / gains
     head.fc.weight.copy_(least_squares(before, last))
@@ -170,7 +170,8 @@ def least_squares(inputs: Tensor, wanted: Tensor) -> Tensor:
     """The weight `(out, in)` of least squared error, with a ridge."""
     products = inputs.T @ inputs
     ridge = 1e-4 * products.diagonal().mean() * torch.eye(len(products))
-    return torch.linalg.solve(products + ridge, inputs.T @ wanted).T
+    found: Tensor = torch.linalg.solve(products + ridge, inputs.T @ wanted)
+    return found.T
 
 
 def loss_of(student: Chains, rows: Tensor, tokens: Tensor, states: Tensor, sampled: Tensor, share: float) -> Tensor:
@@ -227,20 +228,27 @@ def trained(
     return head.eval()
 
 
-def measure(item: str, prompts: int, new_tokens: int, gamma: int, dtype: str) -> Iterator[dict[str, Any]]:
-    """The lines of one temperature."""
-    target, tokenizer = model_and_tokenizer(dtype)
-    sampling = Sampling(float(item.removeprefix("t")))
+def acceptance(
+    drafter: AttentionDrafter, target: PreTrainedModel, tokenizer: Any, prompts: int, new_tokens: int, gamma: int
+) -> Iterator[dict[str, Any]]:
+    """A line for each depth of `drafter`'s drafts."""
     every = [prompt for kind in KINDS for prompt in prompts_of(tokenizer, kind, prompts)]
     record = generate(
-        target, every, head_drafter(target, sampling), gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
-        batch_size=16, eos=tokenizer.eos_token_id, progress=False,
+        target, every, drafter, gamma=gamma, max_new_tokens=new_tokens, sampling=drafter.sampling, batch_size=16,
+        eos=tokenizer.eos_token_id, progress=False,
     ).record  # fmt: skip
     for depth in range(gamma):
         tested = record.tested[..., depth]
         found = ratio_of_sums((record.beta[..., depth] * tested).sum(axis=1), tested.sum(axis=1))
-        about = {"temperature": sampling.temperature, "depth": depth + 1, "positions": int(tested.sum())}
+        about = {"temperature": drafter.sampling.temperature, "depth": depth + 1, "positions": int(tested.sum())}
         yield about | study.columns("alpha", found) | {"tokens_per_step": record.tokens_per_step}
+
+
+def measure(item: str, prompts: int, new_tokens: int, gamma: int, dtype: str) -> Iterator[dict[str, Any]]:
+    """The lines of one temperature."""
+    target, tokenizer = model_and_tokenizer(dtype)
+    drafter = head_drafter(target, Sampling(float(item.removeprefix("t"))))
+    yield from acceptance(drafter, target, tokenizer, prompts, new_tokens, gamma)
 
 
 STUDY = study.Study(
@@ -253,16 +261,26 @@ STUDY = study.Study(
 
 
 def main() -> None:
-    """Samples, trains and saves."""
+    """Samples, trains, saves, and notes how often the draft tokens are accepted."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--chunks", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--chunks", type=int, default=84)
+    parser.add_argument("--steps", type=int, default=2000)
     chosen = parser.parse_args()
     files = sample(chosen.chunks)
-    head = trained(model_and_tokenizer("float32")[0], files, chosen.steps)
-    save_head(head, FOLDER)
-    sizes = {"chunks": chosen.chunks, "steps": chosen.steps, "rows": BATCH, "seed": SEED, "parameters": size_of(head)}
-    add_note(FOLDER, {"of": "smollm2", "objective": "forward KL, then total variation"} | sizes)
+    target = model_and_tokenizer("float32")[0]
+    head = trained(target, files, chosen.steps).bfloat16()
+    save_head(head, FOLDER, target, name=NAME, gamma=DEPTHS)
+    answers = sum(int(torch.load(file)["sampled"].sum()) for file in files)
+    note = {"of": NAME, "objective": "forward KL, then total variation", "chunks": chosen.chunks, "tokens": answers}
+    note |= {"steps": chosen.steps, "rows": BATCH, "depths": DEPTHS, "seed": SEED, "parameters": size_of(head)}
+    how = {name: value for name, value in STUDY.settings.items() if name != "dtype"}
+    target, tokenizer = model_and_tokenizer(STUDY.settings["dtype"])
+    for temperature in TEMPERATURES:
+        drafter: Any = load_drafter(target, FOLDER, Sampling(temperature))
+        lines = list(acceptance(drafter, target, tokenizer, **how))
+        note[f"alpha by depth at temperature {temperature:g}"] = [round(line["alpha"], 3) for line in lines]
+        note[f"tokens per step at temperature {temperature:g}"] = round(lines[0]["tokens_per_step"], 3)
+    add_note(FOLDER, note)
 
 
 if __name__ == "__main__":

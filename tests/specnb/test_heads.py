@@ -82,7 +82,7 @@ def test_a_row_with_a_match_copies_and_the_others_draft_with_the_head() -> None:
     assert torch.equal(made.q[1, :2], sampled.q[1])
     assert made.q[1, 2].sum() == 0
     assert drafter.gamma == 10, "as many as it may copy"
-    its_head: Any = drafter.head
-    before = its_head.entered
+    of_head: Any = drafter.head
+    before = of_head.entered
     drafter.propose(context._replace(tokens=context.tokens[[0, 0]]), own)
-    assert its_head.entered is before, "the head is left out where all rows copy"
+    assert of_head.entered is before, "the head is left out where all rows copy"

@@ -16,7 +16,7 @@ from studies import corpus
 from studies.files import data_file
 from studies.training import real_head
 from studies.training.chains import Chains
-from studies.training.real_head import ASKED, FOLDER, asked, begun, functions_of, loss_of, new_head, read
+from studies.training.real_head import ASKED, PROMPTS, asked, begun, functions_of, loss_of, new_head, read
 
 VOCAB, ROWS, BEFORE, NEW = 12, 3, 3, 5
 FUNCTION = 'def twice(values):\n    """Doubles."""\n    found = [2 * value for value in values]\n    return found'
@@ -36,7 +36,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_prompts_are_none_of_those_measured_on() -> None:
-    words = json.loads((FOLDER / "prompts.json").read_text(encoding="utf-8"))
+    words = json.loads(PROMPTS.read_text(encoding="utf-8"))
     made = [asked(number, words, ["One. Two."], [FUNCTION]) for number in range(len(ASKED))]
     assert made[0] == asked(0, words, ["Others."], [FUNCTION])
     measured = {json.loads(line)["prompt"] for line in data_file("workloads.jsonl").read_text("utf-8").splitlines()}
