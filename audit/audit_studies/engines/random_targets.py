@@ -38,6 +38,7 @@ NOISE = 0.1  # of the draft model's weights, relative to the target's
 LLAMA_LAYERS, EXIT_LAYER = 4, 2  # layers of the Llama, and how many draft in an early exit
 NEXT_TOKEN_LAYERS = {"glm4-moe": 1, "deepseek-v3": 3}
 BLOCK, MASK = 5, 1  # tokens of a block of the drafter of blocks, and its mask, which says nothing of a place
+FIRST_LETTER = 0x4E00
 COMMON_TOKENS, OTHERS = 56, 4  # that the two tokenizers share, and that only the drafter's has
 
 COMMON: dict[str, Any] = {
@@ -220,8 +221,8 @@ def _write_tokenizer(characters: list[int], folder: Path) -> None:
     """A tokenizer whose tokens are single letters: token i is letter `characters[i]`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 
-    vocab = {chr(0x4E00 + letter): number for number, letter in enumerate(characters)}  # none is a space
-    made = Tokenizer(models.WordLevel(vocab, unk_token=next(iter(vocab))))
+    vocab = {chr(FIRST_LETTER + letter): number for number, letter in enumerate(characters)}  # none is a space
+    made = Tokenizer(models.WordLevel(vocab, unk_token=chr(FIRST_LETTER)))
     made.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     made.decoder = decoders.Fuse()
     made.save(str(folder / "tokenizer.json"))

@@ -84,7 +84,7 @@ def measure(item: str, tokens: int, exact_blocks: int) -> pd.DataFrame:
 
 STUDY = Study(
     measure,
-    settings={"tokens": 10_000, "exact_blocks": 4},
+    settings={"tokens": 5000, "exact_blocks": 4},
     small={"tokens": 2000, "exact_blocks": 1},
     items=tuple(SUITE),
     small_items=("exact", "no-residual"),

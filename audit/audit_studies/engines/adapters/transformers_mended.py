@@ -1,8 +1,12 @@
-"""transformers with the assistant of Gemma 4 mended: q is that of its draft tokens.
+"""transformers with two generators of draft tokens mended: q is that of the draft tokens.
 
-The released generator drafts the most probable tokens and returns the logits of the whole
-vocabulary, so tokens that are certain are verified as if they had been sampled. This one returns
-logits that are zero at each draft token and minus infinity elsewhere.
+The released one for Gemma 4's assistant drafts the most probable tokens and returns the logits of
+the whole vocabulary, so tokens that are certain are verified as if they had been sampled. This one
+returns logits that are zero at each draft token and minus infinity elsewhere.
+
+The released one for another tokenizer keeps the rows of the output matrix of common tokens in the
+order in which the tokenizer lists its vocabulary, and takes their logits to be in the order of
+token ids. This one lists the vocabulary in the order of token ids.
 """
 
 from __future__ import annotations
@@ -14,20 +18,29 @@ from audit_studies.engines.adapters import Models, transformers
 from specnb_audit.cli.settings import Request, Settings
 
 PACKAGE = transformers.PACKAGE
-SUPPORTED = ("assistant",)
+SUPPORTED = ("assistant", "other-tokenizer")
 
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
-    """As `transformers.generate`, with the mend in place."""
-    from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator as Generator
+    """As `transformers.generate`, with the mends in place."""
+    from transformers.generation.candidate_generator import (
+        AssistantToTargetTranslator,
+        SinglePositionMultiTokenCandidateGenerator,
+    )
 
-    released = Generator.get_candidates
+    candidates = SinglePositionMultiTokenCandidateGenerator.get_candidates
+    common = AssistantToTargetTranslator._get_assistant_to_target_input_ids
 
-    def mended(self: Any, input_ids: Any, **more: Any) -> Any:
-        ids, logits = released(self, input_ids, **more)
+    def certain_candidates(self: Any, input_ids: Any, **more: Any) -> Any:
+        ids, logits = candidates(self, input_ids, **more)
         return ids, logits if logits is None else certain(logits, ids[:, input_ids.shape[1] :])
 
-    Generator.get_candidates = mended
+    def ordered(self: Any) -> Any:
+        targets, assistants = common(self)
+        return targets, dict(sorted(assistants.items(), key=lambda pair: pair[1]))
+
+    SinglePositionMultiTokenCandidateGenerator.get_candidates = certain_candidates
+    AssistantToTargetTranslator._get_assistant_to_target_input_ids = ordered
     yield from transformers.generate(models, requests, settings)
 
 
