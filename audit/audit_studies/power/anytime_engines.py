@@ -50,4 +50,4 @@ def measure(item: str, tokens: int) -> list[dict[str, Any]]:
     return lines
 
 
-STUDY = Study(measure, settings={"tokens": 20_480}, small={"tokens": 256}, items=rejected())
+STUDY = Study(measure, settings={"tokens": 2048}, small={"tokens": 256}, items=rejected())
