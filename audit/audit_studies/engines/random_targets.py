@@ -95,7 +95,8 @@ def save(name: str, folder: Path) -> None:
 def weight(name: str, shape: torch.Size) -> Tensor:
     """The random matrix of this name; its rows have norms of about one."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+    values: Tensor = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+    return values
 
 
 @torch.no_grad()
@@ -112,7 +113,8 @@ def _randomised(model: PreTrainedModel, name: str, quiet: bool = False) -> PreTr
         embeddings.weight[MASK] = 0.0
         embeddings.weight.add_(weight(name, torch.Size([1, WIDTH])))
         embeddings.weight.mul_(EMBEDDING / float(getattr(embeddings, "embed_scale", 1)))
-    return model.eval()
+    model.eval()
+    return model
 
 
 @torch.no_grad()
@@ -166,13 +168,15 @@ def _gemma4_assistant() -> PreTrainedModel:
     from transformers.models.gemma4 import Gemma4TextConfig
     from transformers.models.gemma4_assistant import Gemma4AssistantConfig, Gemma4AssistantForCausalLM
 
-    own = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
-    text = Gemma4TextConfig(**GEMMA | own | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0})
+    layer = {"num_hidden_layers": 1, "layer_types": ["full_attention"]}
+    text = Gemma4TextConfig(**GEMMA | layer | {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0})
     config = Gemma4AssistantConfig(text_config=text, backbone_hidden_size=WIDTH, tie_word_embeddings=False)
-    assistant = _randomised(Gemma4AssistantForCausalLM(config), "gemma4 assistant", quiet=True)
+    assistant: Any = _randomised(Gemma4AssistantForCausalLM(config), "gemma4 assistant", quiet=True)
     assistant.pre_projection.weight.data = _joining("gemma4 assistant")
-    assistant.lm_head.weight.data = target("gemma4").lm_head.weight.data
-    return assistant
+    own: Any = target("gemma4")
+    assistant.lm_head.weight.data = own.lm_head.weight.data
+    made: PreTrainedModel = assistant
+    return made
 
 
 def _block_drafter() -> PreTrainedModel:
@@ -208,8 +212,8 @@ def _save_with_other_tokenizer(draft: PreTrainedModel, folder: Path) -> None:
     them."""
     characters = [*range(COMMON_TOKENS - 1, -1, -1), *range(VOCAB, VOCAB + OTHERS)]
     rows = [number % VOCAB for number in characters]
-    other = copy.deepcopy(draft)
-    old = [embeddings.weight[rows].clone() for embeddings in (draft.get_input_embeddings(), draft.lm_head)]
+    other: Any = copy.deepcopy(draft)
+    old = [embeddings.weight[rows].clone() for embeddings in (other.get_input_embeddings(), other.lm_head)]
     other.resize_token_embeddings(len(rows), mean_resizing=False)
     for embeddings, values in zip((other.get_input_embeddings(), other.lm_head), old, strict=True):
         embeddings.weight.copy_(values)

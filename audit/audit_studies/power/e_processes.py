@@ -72,12 +72,13 @@ def tilted(p: Tensor, score: Tensor, tokens: Tensor) -> Array:
     """
     log_p, own = p.log(), score.gather(-1, tokens[:, None])[:, 0]
     bets = [slope * own - (log_p + slope * score).logsumexp(dim=-1) for slope in SLOPES.tolist()]
-    return torch.stack(bets, dim=-1).numpy(force=True)  # type: ignore[no-any-return]  # numpy returns Any
+    return torch.stack(bets, dim=-1).numpy(force=True)
 
 
 def surprise(bets: Array) -> Array:
     """The logarithm of the e-value after each of n tokens."""
-    return np.logaddexp.reduce(bets.cumsum(axis=0), axis=1) - np.log(bets.shape[1])
+    logs: Array = np.logaddexp.reduce(bets.cumsum(axis=0), axis=1) - np.log(bets.shape[1])
+    return logs
 
 
 def pit(u: Array) -> Array:
@@ -87,8 +88,9 @@ def pit(u: Array) -> Array:
     (True, True)
     """
     factors = np.stack([_beta(u), _histogram(u)])
-    logs = np.log1p(STAKE * (factors - 1)).cumsum(axis=1)
-    return np.logaddexp.reduce(logs, axis=0) - np.log(2)
+    halves = np.log1p(STAKE * (factors - 1)).cumsum(axis=1)
+    logs: Array = np.logaddexp.reduce(halves, axis=0) - np.log(2)
+    return logs
 
 
 def _beta(u: Array) -> Array:

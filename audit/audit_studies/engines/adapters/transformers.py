@@ -89,16 +89,17 @@ def _always_draft(model: Any, gamma: int) -> None:
 
 def _load_once() -> None:
     """Keeps the next-token layers, which `generate` loads anew in each call."""
-    from transformers.modeling_layers import MtpModel
+    from transformers import modeling_layers
 
-    load, found = MtpModel.from_pretrained, dict[int, Any]()
+    mtp: Any = modeling_layers.MtpModel
+    load, found = mtp.from_pretrained, dict[int, Any]()
 
     def kept(main_model: Any, **more: Any) -> Any:
         if id(main_model) not in found:
             found[id(main_model)] = load(main_model, **more)
         return found[id(main_model)]
 
-    MtpModel.from_pretrained = kept
+    mtp.from_pretrained = kept
 
 
 def _tokenizers(models: Models) -> dict[str, Any]:

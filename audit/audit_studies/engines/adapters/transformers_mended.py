@@ -23,13 +23,11 @@ SUPPORTED = ("assistant", "other-tokenizer")
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
     """As `transformers.generate`, with the mends in place."""
-    from transformers.generation.candidate_generator import (
-        AssistantToTargetTranslator,
-        SinglePositionMultiTokenCandidateGenerator,
-    )
+    from transformers.generation import candidate_generator
 
-    candidates = SinglePositionMultiTokenCandidateGenerator.get_candidates
-    common = AssistantToTargetTranslator._get_assistant_to_target_input_ids
+    assistant: Any = candidate_generator.SinglePositionMultiTokenCandidateGenerator
+    translator: Any = candidate_generator.AssistantToTargetTranslator
+    candidates, common = assistant.get_candidates, translator._get_assistant_to_target_input_ids
 
     def certain_candidates(self: Any, input_ids: Any, **more: Any) -> Any:
         ids, logits = candidates(self, input_ids, **more)
@@ -39,8 +37,7 @@ def generate(models: Models, requests: Sequence[Request], settings: Settings) ->
         targets, assistants = common(self)
         return targets, dict(sorted(assistants.items(), key=lambda pair: pair[1]))
 
-    SinglePositionMultiTokenCandidateGenerator.get_candidates = certain_candidates
-    AssistantToTargetTranslator._get_assistant_to_target_input_ids = ordered
+    assistant.get_candidates, translator._get_assistant_to_target_input_ids = certain_candidates, ordered
     yield from transformers.generate(models, requests, settings)
 
 
