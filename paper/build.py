@@ -63,7 +63,7 @@ def compiled(folder: Path, inputs: dict[str, str], name: str = "paper") -> bytes
 def latex(rows: list[dict[str, str]]) -> str:
     """A LaTeX fragment for documents that load booktabs and longtable."""
     table = pd.DataFrame(rows)
-    columns = "llp{0.1\\textwidth}p{0.5\\textwidth}" if "evidence" in table else "l" * len(table.columns)
+    columns = "llp{0.25\\textwidth}lp{0.35\\textwidth}" if "evidence" in table else "l" * len(table.columns)
     return str(table.to_latex(index=False, escape=True, longtable=len(table) > 40, column_format=columns))
 
 

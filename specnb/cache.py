@@ -8,6 +8,7 @@ length until they are overwritten.
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ class RaggedLayer(CacheLayerMixin):
 
     def __init__(self, cache: RaggedCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.cache = cache
+        self.cache: RaggedCache = weakref.proxy(cache)  # so that memory is free as soon as nobody needs the cache
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         written, heads, _, key_dim = key_states.shape

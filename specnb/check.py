@@ -133,13 +133,13 @@ class Check:
         logits: Tensor,
         parents: Sequence[int] | None = None,
         most: int | None = None,
+        measured: Rounding | None = None,
     ) -> None:
         """Compare the logits `(nodes + 1, vocab)` of a step, along up to `LEAVES` paths of `most` draft tokens."""
         parents = range(-1, len(draft_tokens) - 1) if parents is None else parents
         paths = [[node for node in path if node >= 0] for path in TokenTree(parents).paths.tolist()]
         possible = [path for path in paths if all(draft_tokens[node] >= 0 for node in path)]  # the root's is empty
         longest = [path for path in possible if path not in [other[:-1] for other in possible if other]]
-        measured = None
         for path in longest[:LEAVES]:
             path = path[:most]
             tokens = [*prompt, *(draft_tokens[node] for node in path)]
@@ -148,9 +148,10 @@ class Check:
                 tokens, len(prompt), probabilities(there), where="in the first step", measured=measured
             )
 
-    def completion(self, prompt: Sequence[int], tokens: Sequence[int], log_probs: Tensor) -> None:
-        """Compare the log-probability of each token of a completion, before temperature and filters."""
-        self._compare([*prompt, *tokens[:-1]], len(prompt), log_probs, tokens, where="in a completion")
+    def completion(self, prompt: Sequence[int], tokens: Sequence[int], log_probs: Tensor) -> Rounding | None:
+        """Compare the log-probability of each token of a completion, before temperature and filters; returns the
+        rounding of distributions along it, if that was measured."""
+        return self._compare([*prompt, *tokens[:-1]], len(prompt), log_probs, tokens, where="in a completion")
 
     def score(self, prompt: Sequence[int], tokens: Sequence[int], total: float) -> None:
         self._compare([*prompt, *tokens[:-1]], len(prompt), torch.tensor([total]), tokens, where="in a beam")
@@ -162,25 +163,26 @@ class Check:
     ) -> Rounding | None:  # fmt: skip
         """Compare distributions `there`, or log-probabilities of `tokens`, after `text` from token
         number `known` on. If it can be made again `by_copy`, this is compared in float32. Returns the
-        rounding that was `measured` here or before, on a like text."""
+        rounding of distributions that was `measured` here or before, on a like text."""
         places, in_16_bits = len(text) - known + 1, torch.finfo(self.model.dtype).bits == 16
         emitted = torch.tensor(tokens, dtype=torch.int64, device=self.model.device)
         # In 16 bits rounding is measured, too, at more places.
-        own = self._pass(self.model, text, min(len(text), max(places, PLACES[1])) if in_16_bits else places)
+        most = max(places, PLACES[1]) if in_16_bits and measured is None else places
+        own = self._pass(self.model, text, min(len(text), most))
         off = differences(there, own[-places:], emitted)
         found = float(off.mean())
         if not found > ROUNDING:  # NaN is reported by the loop
             return measured
-        measured = measured or self._rounding(text, own, emitted)
-        if found <= measured.most(places) and not in_16_bits:
-            self._require_one_distribution(text, known, measured.mean)
+        alike, measured = (measured, measured) if measured else self._rounding(text, own, emitted)
+        if found <= alike.most(places) and not in_16_bits:
+            self._require_one_distribution(text, known, alike.mean)
             return measured
-        if found <= measured.most(places) and measured.mean <= min(DISAGREEING, rounding(self.model.dtype)):
+        if found <= alike.most(places) and alike.mean <= min(DISAGREEING, rounding(self.model.dtype)):
             return measured
         exact = self._made_copy() if in_16_bits else None
         if exact is not None:
             if by_copy is None:
-                explained = self._rounding(text, own, emitted, exact)
+                explained, _ = self._rounding(text, own, emitted, exact)
             else:
                 there, explained = by_copy(exact), Rounding(0.0, 0.0)
             if float(differences(there, self._pass(exact, text, places), emitted).mean()) <= explained.most(places):
@@ -188,20 +190,20 @@ class Check:
         elif in_16_bits and found <= rounding(self.model.dtype):
             self._warn(found)
             return measured
-        begin = int((off > min(measured.most(1), float(off.max()))).int().argmax())
+        begin = int((off > min(alike.most(1), float(off.max()))).int().argmax())
         raise TypeError(
             f"{type(self.model).__name__} was decoded from wrong distributions {where}: they differ by {found:.2g} in "
             f"total variation from those of its own forward pass, beginning {begin} tokens after a prompt of {known}, "
-            f"and rounding gives {measured.most(places):.2g} at most; no tokens are returned. It may let a token see "
+            f"and rounding gives {alike.most(places):.2g} at most; no tokens are returned. It may let a token see "
             "those after it (a decoder needs is_decoder=True), count positions from another number than 0, make a mask "
             "or window of its own from the length of the cache, or have been changed since the sampler was made"
         )
 
     def _rounding(
         self, text: list[int], own: Tensor, emitted: Tensor, exact: PreTrainedModel | None = None
-    ) -> Rounding:  # fmt: skip
+    ) -> tuple[Rounding, Rounding]:  # fmt: skip
         """The rounding of the model's `own` logits after the last tokens of `text`, measured from its
-        pass in pieces or from the `exact` model's.
+        pass in pieces or from the `exact` model's: at the tokens `emitted`, and of distributions.
 
         If there are few places, tokens are added at the end. At places of which no token was `emitted`
         it is sampled, as the emitted ones were.
@@ -212,12 +214,13 @@ class Check:
         one = self._pass(self.model, longer, len(longer)) if added else own
         kept = len(one)
         other = self._in_pieces(longer, kept) if exact is None else self._pass(exact, longer, kept)
+        whole = Rounding.of(differences(probabilities(other), one))
         if not len(emitted):
-            return Rounding.of(differences(probabilities(other), one))
+            return whole, whole
         uniforms = torch.from_numpy(stream(0, 0, "final").random(kept)).to(one.device)
         tokens = sample(standardise(one, Sampling(self.sampling.temperature), check=False), uniforms)
         tokens[kept - len(added) - len(emitted) : kept - len(added)] = emitted
-        return Rounding.of(differences(log_probs_of(tokens, other), one, tokens))
+        return Rounding.of(differences(log_probs_of(tokens, other), one, tokens)), whole
 
     def _made_copy(self) -> PreTrainedModel | None:
         """The copy of the model in float32, if there is memory for it and the model can be copied."""
@@ -293,9 +296,11 @@ class Comparison:
         self.chosen = {lengths.index(min(lengths)), last - lengths[::-1].index(max(lengths))} if self.is_new else set()
         if rows < len(prompts):
             self.chosen.add(rows)
+        self.first_steps: dict[int, Callable[..., None]] = {}
 
     def first_step(self, batch: Batch, prompt_of: Mapping[int, int]) -> None:
-        """Compare the first step of a call; row `row` has prompt number `prompt_of[row]`."""
+        """Keep the first step of a call, to be compared with the rounding along the completion; row `row` has prompt
+        number `prompt_of[row]`."""
         if not self.is_new:
             return
         assert batch.last is not None
@@ -304,7 +309,9 @@ class Comparison:
             if prompt in self.chosen:
                 drafted = draft_tokens[row].clamp_max(batch.vocab - 1).tolist()
                 most = self.max_new_tokens - 1
-                self.check.first_step(self.prompts[prompt], drafted, logits[row], batch.parents, most)
+                self.first_steps[prompt] = partial(
+                    self.check.first_step, self.prompts[prompt], drafted, logits[row].clone(), batch.parents, most
+                )
 
     def completions(self, completed: Mapping[int, CompletedRow]) -> None:
         """Compare some of the completions, given by the numbers of their prompts."""
@@ -313,7 +320,9 @@ class Comparison:
         for prompt, row in completed.items():
             if prompt in self.chosen or (prompt == longest and lengths[prompt] > self.longest):
                 assert row.log_probs is not None
-                self.check.completion(self.prompts[prompt], row.tokens, row.log_probs)
+                measured = self.check.completion(self.prompts[prompt], row.tokens, row.log_probs)
+                if prompt in self.first_steps:
+                    self.first_steps.pop(prompt)(measured=measured)
         self.longest = max(self.longest, lengths[longest])
 
     def passed(self) -> None:

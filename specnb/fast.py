@@ -36,9 +36,6 @@ Module = TypeVar("Module", bound=nn.Module)
 Compile = bool | Literal["auto"]
 
 GROUPED = "sdpa_grouped"
-# Weights of the smallest model that `compile="auto"` compiles; a smaller one does not earn back the
-# seconds of compiling
-LEAST_COMPILED = 50_000_000
 MOST_KINDS = 4  # kinds of layers that are compiled, each by itself
 CALLS_BEFORE_CAPTURE = 3  # they set up libraries and compile, which a graph cannot contain
 
@@ -80,8 +77,8 @@ class PrivateModel:
     model
         A model of transformers; it is never changed.
     compile
-        False leaves the modules as they are. "auto" packs weights on a CPU, and compiles the layers of
-        a model in 16 bits with at least `LEAST_COMPILED` weights. True compiles layers of any model.
+        False leaves the modules as they are, "auto" packs weights on a CPU, and True compiles layers,
+        too.
 
     Notes
     -----
@@ -102,9 +99,9 @@ class PrivateModel:
             config._attn_implementation = GROUPED
         if compile in (True, "auto"):
             self.packed = pack(self.modules)
-        if compile is True or (compile == "auto" and _gains_from_compiling(model)):
+        if compile is True:
             self.compiled = CompiledLayers.of(self.modules)
-            if self.compiled is None and compile is True:
+            if self.compiled is None:
                 raise TypeError(f"compile=True finds no layers of one kind in {type(model).__name__}; leave it out")
         self.checksum = checksum(_sources(self.packed))
 
@@ -169,11 +166,6 @@ def checksum(tensors: Iterable[Tensor | None]) -> int:
 def _sources(packed: Sequence[PackedLinear]) -> Iterator[Tensor | None]:
     for layer in packed:
         yield from (layer.weight, layer.bias)
-
-
-def _gains_from_compiling(model: PreTrainedModel) -> bool:
-    in_16_bits = torch.finfo(model.dtype).bits == 16
-    return model.device.type == "cpu" and in_16_bits and model.num_parameters() >= LEAST_COMPILED and has_compiler()
 
 
 class PackedLinear(nn.Linear):
@@ -392,14 +384,6 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     own.__code__ = own.__code__.replace()  # torch keeps what it compiled with this object
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
-
-
-def has_compiler() -> bool:
-    try:
-        require_compiler()
-    except RuntimeError:
-        return False
-    return True
 
 
 def require_compiler() -> None:

@@ -456,7 +456,9 @@ class AttentionDrafter(HeadDrafter):
                 require_own_batch(self, sizes)
                 self.allocated, self.cache = sizes, RaggedCache(self.head.cached, context.tokens.shape[1])
             self.cache.clear()
+            self.entered = context.lengths.clone()
         else:
+            self.entered[rows] = context.lengths[rows]
             states: Any = context.hidden_states
             context = Context(context.tokens[rows], context.lengths[rows], states[rows])
         slots = torch.arange(int(context.lengths.max()), device=context.lengths.device)
@@ -469,10 +471,14 @@ class AttentionDrafter(HeadDrafter):
             window = self._read(window, tokens, slots, rows, layer)
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        # If as many tokens as were asked for were accepted, from another drafter perhaps, the newest `drafted` + 1 are
-        # to be computed with the target's states, and a chained layer read tokens of its own for those before them. In
-        # a row of fewer tokens the first one is computed several times.
-        back = torch.arange(-self.head.chained - drafted, 0, device=context.lengths.device)
+        # Tokens that came since the last call are to be computed with the target's states, and a chained layer read
+        # tokens of its own for those before them. A CPU knows how many they are; else there may be `drafted` + 1. In a
+        # row of fewer tokens the first one is computed several times.
+        new = drafted + 1
+        if context.lengths.device.type == "cpu" and not self.capturable:
+            new = max(1, int((context.lengths - self.entered).max()))
+            self.entered = context.lengths.clone()
+        back = torch.arange(1 - self.head.chained - new, 0, device=context.lengths.device)
         self.bound, self.depth = context.bound, 0
         self.tokens, self.slots = pad(context.tokens, (0, drafted)), (context.lengths[:, None] + back).clamp_min(0)
         self.window = self._enter(context, self.slots)
@@ -504,8 +510,8 @@ class AttentionDrafter(HeadDrafter):
 class FallbackDrafter(Drafter):
     """Rows with a match copy for the whole step, as `copy` does; the other rows draft with `head`.
 
-    The sequence alone decides, before anything is sampled, so q is exact. The head runs in every
-    step.
+    The sequence alone decides, before anything is sampled, so q is exact. On a CPU the head is left
+    out of a step in which all rows copy, and catches up later.
     """
 
     def __init__(self, copy: Drafter, head: HeadDrafter, gamma: int = 10) -> None:
@@ -521,7 +527,11 @@ class FallbackDrafter(Drafter):
         return self.head.fewest(gamma)
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        copied, sampled = self.copy.propose(context, uniforms), self.head.propose(context, uniforms)
+        copied = self.copy.propose(context, uniforms)
+        skips = context.lengths.device.type == "cpu" and not self.head.capturable
+        if skips and copied.draft_tokens.shape[1] and bool((copied.draft_tokens[:, 0] >= 0).all()):
+            return copied
+        sampled = self.head.propose(context, uniforms)
         width = max(copied.draft_tokens.shape[1], sampled.draft_tokens.shape[1])
         copied, sampled = padded(*copied, width), padded(*sampled, width)
         copies = copied.draft_tokens[:, :1] >= 0

@@ -110,9 +110,9 @@ class Sampler:
     rule
         The acceptance rule; by default `token_verification` (Algorithm 1).
     compile
-        "auto": on a CPU packs weights, and compiles layers of a large model in 16 bits
-        (`specnb.fast`); on a GPU captures the step as a graph. True compiles layers of any model,
-        too. Packing and compiling change the last bits of the logits.
+        "auto": on a CPU packs weights (`specnb.fast`); on a GPU captures the step as a graph. True
+        compiles layers, too: some seconds, which the bar says after how many steps they are earned
+        back. Packing and compiling change the last bits of the logits.
     check
         Compare the loop with the model's own forward passes (`specnb.check`). For a new batch: a
         few tokens before the first step, the first step, and the completions of the shortest and
@@ -289,7 +289,7 @@ class Sampler:
     def _batch(self, rows: int, longest: int, max_new_tokens: int, eos: int) -> Batch:
         """The batch of the last call, if it has room, or a new one."""
         fast = self.private.compiled is not None or self.captures
-        slots, steps = max(slots_for(longest, max_new_tokens, self.gamma), self.slots), max_new_tokens
+        slots, steps = slots_for(max(longest + max_new_tokens, self.slots), 0, self.gamma), max_new_tokens
         rows = max(rows, self.rows)
         if self.batch is not None:
             kept = self.batch.setup

@@ -8,9 +8,10 @@ the cache entries of the accepted path are moved to where an accepted chain woul
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -229,10 +230,7 @@ class Batch:
         self.cuts = self.on_host and self.tree is None
         self.widths = (fewest, setup.gamma) if self.cuts else (setup.gamma,)
         self.width = setup.gamma
-        self.draft: Callable[..., Proposal] = self.propose
-        self.target_pass: Callable[..., Tensor] = self.run_target
-        self.rest: Callable[..., Outcome] = self.verify_and_emit
-        self.graph: Captured | None = None
+        self.captured: dict[str, Captured] = {}  # methods that make a step, or its parts
         self.last: tuple[Tensor, Tensor] | None = None
         self.bound = LengthBound(setup.slots, setup.gamma)
         self.begins = True  # whether the next rows are the first of a call
@@ -276,19 +274,23 @@ class Batch:
     def step(self, mark: Callable[[str], None] | None = None) -> None:
         """Draft, verify, emit, for every row; `mark` is called with the name of each part as it ends."""
         self.bound.step()
-        self.last = self.graph() if self.graph is not None and mark is None else self.in_parts(mark)
+        self.last = self.captured["in_parts"]() if "in_parts" in self.captured and mark is None else self.in_parts(mark)
+
+    def part(self, name: str) -> Callable[..., Any]:
+        """The method `name`, captured or not."""
+        return self.captured.get(name) or getattr(self, name)
 
     def in_parts(self, mark: Callable[[str], None] | None = None) -> tuple[Tensor, Tensor]:
         mark, going = mark or (lambda part: None), self.state.remaining > IDLE
-        draft_tokens, q = self.draft(self.state.step_uniforms[:, : self.state.gamma])
+        draft_tokens, q = self.part("propose")(self.state.step_uniforms[:, : self.state.gamma])
         mark("draft")
-        logits = self.target_pass(draft_tokens)
+        logits = self.part("run_target")(draft_tokens)
         if self.on_host and not self.runner.cache.finite and bool((logits[..., 0].isnan().any(1) & going).any()):
             # The NaN of a draft token, which may be rejected, has reached the tokens before it.
             self.runner.cache.finite = True
-            logits = self.target_pass(draft_tokens)
+            logits = self.part("run_target")(draft_tokens)
         mark("target")
-        outcome = self.rest(logits, draft_tokens, q)
+        outcome = self.part("verify_and_emit")(logits, draft_tokens, q)
         if self.drafter is not None:
             self.drafter.update(self.context, outcome)
         return draft_tokens, logits
@@ -389,13 +391,17 @@ class Batch:
         return known
 
     def capture(self, timed: bool) -> None:
+        """Capture the step as a graph, or, if it is `timed` or its drafter cannot be captured, its parts."""
         capturable = self.drafter is None or self.drafter.capturable
-        if capturable and not timed:
-            self.graph = Captured(self.in_parts, lambda: self.bound.seen)
-        else:
-            if capturable and self.drafter is not None:
-                self.draft = Captured(self.draft, lambda: self.bound.seen)
-            self.target_pass, self.rest = Captured(self.target_pass, lambda: self.bound.seen), Captured(self.rest)
+        parts = ["run_target", "verify_and_emit"]
+        if capturable:
+            parts = ["in_parts"] if not timed else parts if self.drafter is None else ["propose", *parts]
+        own = weakref.proxy(self)  # else the batch and its graphs would keep each other
+        for name in parts:
+            self.captured[name] = Captured(
+                lambda *given, name=name: getattr(own, name)(*given),
+                lambda: own.bound.seen,
+            )
 
     def warm_up(self) -> None:
         """Make steps on meaningless sequences, which compile or capture."""
@@ -405,7 +411,7 @@ class Batch:
         self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1)
         if self.on_host:
             for width in self.widths:
-                self.target_pass(torch.zeros(rows, width, dtype=torch.int64))
+                self.part("run_target")(torch.zeros(rows, width, dtype=torch.int64))
         for size in (self.setup.slots,) if self.on_host else readable(self.setup.slots):
             self.bound.begin()
             self.bound.enter([size - state.gamma])
@@ -425,13 +431,13 @@ class Batch:
         self.bound.step()
         self.runner.cache.finite = False
         prefill(self.runner, state.tokens, state.lengths)
-        return self.target_pass(entries[:, length:].contiguous())
+        return self.part("run_target")(entries[:, length:].contiguous())  # type: ignore[no-any-return]
 
     def seconds_of_a_pass(self) -> float:
         """The time that verifying gamma tokens of each row takes on a CPU; to be called after `warm_up`."""
         draft_tokens = torch.zeros(len(self.state.rows), self.state.gamma, dtype=torch.int64)
         begun = now(draft_tokens.device)
-        self.target_pass(draft_tokens)
+        self.part("run_target")(draft_tokens)
         return now(draft_tokens.device) - begun
 
 

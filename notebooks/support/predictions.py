@@ -1,18 +1,25 @@
-"""Every recorded speed-up that was predicted, in one table: all rows of all tables of studies.
+"""Every speed-up over plain decoding that our studies timed, beside its prediction: all rows of all tables.
 
-The ratio is measured over predicted, so below 1 the prediction promised too much. Plain decoding and settings that
-were not timed are left out. `predicted` is tokens per step over the cost of a step with the measured v(n), and
-`free` the same with v(n) = 1, where c and v are recorded. What the tables count tokens on, and what they time:
+The ratio is measured over predicted, so below 1 the prediction promised too much. `predicted` is tokens per step over
+the cost of a step with the measured v(n), and `free` the same with v(n) = 1, where c and v are recorded. Left out are
+plain decoding, other engines, and eager speculation that is timed against replayed plain decoding. What the tables
+count tokens on, and what they time:
 
 bench_walltime          alpha along sequences of the target alone, on the timed prompts and others; steps
 recommendation          alpha on other prompts; steps
 bench_regimes           tokens of the timed steps; steps
 drafters                tokens on the timed prompts and others; whole calls, the pass over the prompt included
+pair_speeds             tokens of the timed calls; whole calls
 rules_in_the_loop       tokens on other prompts; whole calls
 beam_speeds             levels of the timed searches; whole calls
 encoder_decoder_speeds  alpha along the target's answers to the timed prompts; whole calls
 workloads               tokens of the timed calls; whole calls
 gpu                     tokens of the timed calls; whole calls
+
+`costs` says whether c and v were timed with the row. If not, they come from other rows and tables (`BORROWED`), which
+were chosen after the row was measured. A compiled step is then longer than a compiled plain pass by as many
+milliseconds as an eager step is longer than an eager plain pass; only a draft model, which is compiled like its target,
+keeps its c.
 """
 
 from __future__ import annotations
@@ -29,16 +36,18 @@ SETTINGS = {
     "recommendation": ["pair", "layout", "prompts", "gamma"],
     "bench_regimes": ["regime", "x", "dtype"],
     "drafters": ["text", "drafter"],
+    "pair_speeds": ["drafter", "prompts", "temperature", "compiled"],
     "rules_in_the_loop": ["temperature", "method"],
     "beam_speeds": ["u", "gamma"],
     "encoder_decoder_speeds": ["task", "temperature", "drafter"],
     "workloads": ["kind", "temperature", "way"],
-    "gpu": ["kind", "models", "prompts", "temperature", "rows", "way"],
+    "gpu": ["models", "prompts", "temperature", "rows", "way"],
 }
-"""The columns that name a row of each table."""
+"""The columns that name a row of each table; of two rows with one name the later counts."""
 
 RENAMED = {"levels_per_step": "tokens_per_step", "verify_cost": "v", "tokens_free": "free", "expected": "free"}
-COLUMNS = ["table", "setting", "free", "predicted", "measured", "measured_low", "measured_high", "ratio"]
+COLUMNS = ["table", "setting", "costs", "free", "predicted", "measured", "measured_low", "measured_high", "ratio"]
+TIMED, ELSEWHERE = "timed with it", "from elsewhere"
 
 
 def recorded(name: str) -> pd.DataFrame:
@@ -48,8 +57,7 @@ def recorded(name: str) -> pd.DataFrame:
 
 
 def pooled(*tables: str) -> pd.DataFrame:
-    """One row for each predicted and timed setting of all tables, or of `tables`, with the columns
-    `COLUMNS`.
+    """One row for each timed setting of all tables, or of `tables`, with the columns `COLUMNS`.
 
     >>> list(pooled("drafters").columns) == COLUMNS
     True
@@ -59,6 +67,10 @@ def pooled(*tables: str) -> pd.DataFrame:
 
 def _rows(name: str) -> pd.DataFrame:
     table = read_table(f"results/{name}")
+    borrowed = BORROWED[name](table) if name in BORROWED else pd.DataFrame(index=table.index)
+    known = table.reindex(columns=borrowed.columns).notna()
+    table["costs"] = np.where((borrowed.notna() & ~known).any(axis=1), ELSEWHERE, TIMED)
+    table = table.combine_first(borrowed)
     table = table.rename(columns=lambda column: RENAMED.get(column, column.replace("speed_up", "measured")))
     if "c" in table and "v" in table:
         cost = table.gamma * table.c + table.v
@@ -71,8 +83,51 @@ def _rows(name: str) -> pd.DataFrame:
     plain = table.get("gamma", table.get("nodes", pd.Series(1, table.index))) == 0
     plain |= table.get("way", pd.Series("", table.index)).str.startswith("plain")
     table = table[~plain.to_numpy() & table.predicted.notna() & table.measured.notna()]
+    table = table.drop_duplicates(SETTINGS[name], keep="last")
     setting = table[SETTINGS[name]].astype(str).agg(", ".join, axis=1)
     return table.assign(table=name, setting=setting, ratio=table.measured / table.predicted)[COLUMNS]
+
+
+def _of_workloads(table: pd.DataFrame) -> pd.DataFrame:
+    """Predictions of compiled ways, with the additional milliseconds of the same way without compilation."""
+    rows = table.set_index(["kind", "temperature", "way"])
+    cost, ms = rows.tokens_per_step / rows.predicted, rows.ms_per_token
+    found = []
+    for kind, temperature, way in rows.index:
+        eager = way.removesuffix(", compiled")
+        longer = ms[kind, temperature, "plain"] / ms.get((kind, temperature, "plain, compiled"), np.nan)
+        more = (cost[kind, temperature, eager] - 1) * longer if eager not in (way, "plain") else np.nan
+        found.append(rows.tokens_per_step[kind, temperature, way] / (1 + more))
+    return pd.DataFrame({"predicted": found}, table.index)
+
+
+def _of_pair_speeds(table: pd.DataFrame) -> pd.DataFrame:
+    """c and v from `drafters`, which timed the same pair, eager, at gamma 4 on a processor of the same kind; between
+    them v grows linearly."""
+    timed = read_table("results/drafters")
+    timed = timed[(timed.gamma == 4) & timed.drafter.isin(table.drafter)]
+    c, step = (timed.draft_cost / 4).groupby(timed.drafter).median(), (timed.v.median() - 1) / 4
+    plain = table[table.drafter == "none"].set_index(["prompts", "temperature", "compiled"]).ms
+    found = []
+    for row in table.itertuples():
+        longer = plain[row.prompts, row.temperature, False] / plain[row.prompts, row.temperature, row.compiled]
+        of_model = row.drafter.endswith("draft model")  # the distilled one has the shape of the other
+        own = c["draft model"] if of_model else c.get(row.drafter, np.nan) * longer
+        found.append((own, 1 + row.gamma * step * longer))
+    return pd.DataFrame(found, table.index, ["c", "v"])
+
+
+def _of_gpu(table: pd.DataFrame) -> pd.DataFrame:
+    """Predictions of heads, replayed as graphs: v(n) of the passes timed alone, and c of the head on a processor."""
+    passes = table.query("kind == 'pass' and model == 'target' and way == 'graph' and rows == 1")
+    v, c = passes.set_index(["models", "n"]).cost, read_table("results/workloads").query("c > 0").c.median()
+    gamma = table.way.str.extract(r"^head (\d+), graph$")[0].astype(float)
+    cost = [v.get((models, n + 1), np.nan) + n * c for models, n in zip(table.models, gamma, strict=True)]
+    return pd.DataFrame({"predicted": table.tokens_per_step / cost})
+
+
+BORROWED = {"workloads": _of_workloads, "pair_speeds": _of_pair_speeds, "gpu": _of_gpu}
+"""What a table lacks for its predictions, from other rows and tables."""
 
 
 def within(ratio: ArrayLike, tolerance: float = 0.10) -> NDArray[np.bool_]:

@@ -33,7 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from specnb.cache import CachedModel, prefill
-from specnb.check import Check, Comparison, Rounding, probabilities
+from specnb.check import PLACES, Check, Comparison, Rounding, probabilities
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, sample, total_variation
 from specnb.drafters import TreeDrafter
@@ -85,7 +85,7 @@ def asked(tokenizer: Any) -> list[int]:
 
 
 def right(dtype: str, way: str, comparisons: int, new_tokens: int) -> Iterator[dict[str, Any]]:
-    """Right results of SmolLM2; the compiled layers are kept, and only the comparison begins anew."""
+    """Right results of SmolLM2; packed weights are kept, and only the comparison begins anew."""
     target, tokenizer = model_and_tokenizer(dtype)
     stream, chosen = asked(tokenizer), np.random.default_rng(0)
     drafter = PromptLookupDrafter(target.config.vocab_size) if "copies" in way else None
@@ -254,6 +254,8 @@ def wrong(name: str, dtype: str, texts: int) -> Iterator[dict[str, Any]]:
         text = list(stream[start : start + known + COMPLETION - 1])
         right = in_the_loop(model, text, known)
         uniforms = torch.from_numpy(chosen.random(len(right)))
+        own = check._pass(model, text, min(len(text), PLACES[1]))
+        measured, _ = check._rounding(text, own, torch.empty(0, dtype=torch.int64))
         compared = Comparison(check, [text[: known + at] for at in range(ROWS)], ROWS, COMPLETION).chosen
         for fault, made in FAULTS.items():
             faulty = made(model, text, known)
@@ -267,7 +269,8 @@ def wrong(name: str, dtype: str, texts: int) -> Iterator[dict[str, Any]]:
                 for where in ("first step", "completion"):
                     check.counted.clear()
                     if where == "first step":
-                        check._compare(text[: known + WIDTH - 1], known, there[:WIDTH], where=where)
+                        begin = text[: known + WIDTH - 1]
+                        check._compare(begin, known, there[:WIDTH], where=where, measured=measured)
                     else:
                         check._compare(text, known, given, tokens.tolist(), where=where)
                     found = check.counted[where, True] > 0

@@ -5,14 +5,14 @@ Whole calls, the prompt's pass included, up to the end of the answer or `new_tok
 `COPIED` tokens; a trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied. Modules run as they
 are. Beside them transformers' own generation of the same model, plain and with its prompt lookup, with the settings
 that are best for it by the tokens that it drafts and has accepted (`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and
-the default of a `Sampler`, packed weights and compiled layers (`compile="auto"`): plain, copies, and copies or, in rows
-without one, the head. One line a way:
+packed weights and compiled layers (`compile=True`): plain, copies, and copies or, in rows without one, the head. One
+line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: over the way `over`, plain decoding
 - `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that verifies n tokens and
-  `c` for each token that the head drafts, if not compiled. v and c are timed before the answers; the prompt's pass,
-  which all ways make, copying and sampling are left out
+  `c` for each token that the head drafts. v and c are timed before the answers, compiled for what is compiled; the
+  prompt's pass, which all ways make, copying and sampling are left out
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def samplers_of(
     }
     if compiled:
         chosen |= {
-            "plain, compiled": (None, 0, "auto"),
-            "copies, compiled": (PromptLookupDrafter(vocab), COPIED, "auto"),
-            f"copies or head {OF_HEAD}, compiled": (either("auto"), COPIED, "auto"),
+            "plain, compiled": (None, 0, True),
+            "copies, compiled": (PromptLookupDrafter(vocab), COPIED, True),
+            f"copies or head {OF_HEAD}, compiled": (either("auto"), COPIED, True),
         }
     return {
         name: Sampler(
@@ -103,10 +103,10 @@ def ways_of(
     return ways | (llama_cpp.ways(sampling, new_tokens) if compiled else {})
 
 
-def head_cost(target: PreTrainedModel, prompt: list[int], plain: float) -> float:
+def head_cost(target: PreTrainedModel, prompt: list[int], plain: float, compile: Compile) -> float:
     """c: the time that the head needs for a draft token, over that of a forward pass of the target,
     `plain` seconds."""
-    drafter, gamma = head_drafter(target, Sampling()), OF_HEAD
+    drafter, gamma = head_drafter(target, Sampling(), compile=compile), OF_HEAD
     timed = generate(target, [prompt], drafter, gamma=gamma, max_new_tokens=48, hooks=Hooks(timed=True), progress=False)
     return float(np.median(timed.record.seconds["draft"])) / gamma / plain
 
@@ -119,16 +119,23 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
     asked, sampling = prompts_of(tokenizer, kind, prompts), Sampling(float(temperature))
     ways = ways_of(target, sampling, tokenizer.eos_token_id, new_tokens, max(map(len, asked)), compiled)
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
-    costs = measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, progress=False)
-    c = head_cost(target, asked[0], float(np.median(costs.target[:, 0])))
+    costs, c = {}, {}
+    modes: dict[bool, tuple[Compile, Compile]] = {False: (False, False), True: (True, "auto")}  # of target and head
+    for mode in (False, True)[: 1 + compiled]:
+        compile, of_head = modes[mode]
+        costs[mode] = measure_costs(
+            pair, context=CONTEXT, slots=2 * CONTEXT, lengths=LENGTHS, repetitions=7, compile=compile, progress=False
+        )
+        c[mode] = head_cost(target, asked[0], float(np.median(costs[mode].target[:, 0])), of_head)
     over = {name: "plain, compiled" for name in ways if name.endswith(", compiled") and name != "plain, compiled"}
     table, verified = compared(ways, asked, over)
     table = table.rename(columns={"ms": "ms_per_token"})
     for at, name in table.way.items():
-        if verified[name] and not name.endswith("compiled"):
-            table.loc[at, "c"] = c * ("head" in name)
+        if verified[name]:
+            mode = name.endswith(", compiled")
+            table.loc[at, "c"] = c[mode] * ("head" in name)
             drafting = table.c[at] * OF_HEAD * len(verified[name])
-            table.loc[at, "predicted"] = table.tokens[at] / (costs.verify_cost(verified[name]).sum() + drafting)
+            table.loc[at, "predicted"] = table.tokens[at] / (costs[mode].verify_cost(verified[name]).sum() + drafting)
     return table.assign(kind=kind, temperature=sampling.temperature, prompts=len(asked))
 
 

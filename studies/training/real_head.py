@@ -1,20 +1,19 @@
-"""A head for the real model: one transformer layer on its hidden states, which drafts the tokens
-that it uses most.
+"""A head for the real model in EAGLE-3's architecture, which drafts the tokens that it uses most.
 
-The target answers prompts composed from `data/smollm2-head/prompts.json`, its own earlier answers
-and functions of the corpus, at temperature 1; none is in `data/workloads.jsonl`, on which the head
-is measured. Its states and samples are kept, chunk by chunk. The head begins as the linear map from
-its inputs to the target's next state that has the least squared error, and learns, as in
-`feature_drafts`, forward KL and then total variation to the target's distribution over the
-`PROPOSED` tokens that have most of its probability, with `DEPTHS` draft tokens after every token of
-an answer.
+The target answers prompts composed from `PROMPTS`, its own earlier answers and functions of the
+corpus, at temperatures 1 and 0 by turns; none is in `data/workloads.jsonl`, on which the head is
+measured. Its states and samples are kept, chunk by chunk. The head begins as the linear map from a
+token and the states before it to the target's next state that has the least squared error, and
+learns, as in `feature_drafts`, forward KL and then total variation to the target's distribution over
+the `PROPOSED` tokens that have most of its probability, with `DEPTHS` draft tokens after every token
+of an answer.
 
-One line of the table for each temperature and depth, in the loop, on the prompts of `workloads`:
-`alpha`, the mean acceptance probability of a draft token number `depth` that is tested, with a 95%
-interval over prompts.
+`python -m studies.training.real_head` samples `--chunks`, trains `--steps`, saves `FOLDER` and notes
+there how often the draft tokens are accepted; what was done before is not done again.
 
-`python -m studies.training.real_head` samples `--chunks`, trains `--steps` and saves
-`data/smollm2-head`; what was done before is not done again.
+The table is of the head that came before it, `data/smollm2-head`. One line for each temperature and
+depth, in the loop, on the prompts of `workloads`: `alpha`, the mean acceptance probability of a
+draft token number `depth` that is tested, with a 95% interval over prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,8 +31,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb.heads import Eagle3Head
-from specnb.released import save_head
+from specnb.heads import AttentionDrafter, Eagle3Head
+from specnb.released import load_drafter, save_head
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, generate
 from specnb.statistics import ratio_of_sums
@@ -46,10 +45,11 @@ from studies.training.chains import Chains, TrainedEagle3
 from studies.training.distillation import for_acceptance
 from studies.training.training import Learner, adam, add_note, size_of, taken_over, train
 
-FOLDER = corpus.DATA / "smollm2-head"
+PROMPTS, FOLDER = corpus.DATA / "smollm2-head" / "prompts.json", corpus.DATA / "smollm2-eagle3"
+NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WORK = ROOT / "build" / "training" / "smollm2-head"
 LAYERS = (9, 19, 29)  # whose states the head reads: about a third, two thirds, and before the last
-HIDDEN, DEPTHS = 1536, 3
+HIDDEN, DEPTHS, SEEN = 1152, 3, 1.5
 PROPOSED = 6144  # tokens that the head can propose
 TEMPERATURES = (1.0, 0.0)  # of the answers, by turns
 ROWS, NEW_TOKENS = 64, 96  # of a chunk of samples
@@ -100,7 +100,7 @@ def sample(chunks: int, folder: Path = WORK, dtype: str = "bfloat16") -> list[Pa
     """The files of so many chunks of samples of the target; those that are there are not made
     again."""
     target, tokenizer = model_and_tokenizer(dtype)
-    words = json.loads((FOLDER / "prompts.json").read_text(encoding="utf-8"))
+    words = json.loads(PROMPTS.read_text(encoding="utf-8"))
     functions = functions_of(corpus.read("train"))
     files = [folder / f"{number}.pt" for number in range(chunks)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -142,32 +142,46 @@ def read(files: list[Path]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @torch.no_grad()
-def begun(target: Any, head: Eagle3Head, states: Tensor, sampled: Tensor) -> None:
-    """`head` as the least-squares map from the states before a token to the last state at it, and
-    the target's output head."""
-    gains = target.base_model.norm.weight.float()
+def begun(target: Any, head: Eagle3Head, tokens: Tensor, states: Tensor, sampled: Tensor) -> None:
+    """`head` as the least-squares map from a token and the states before it to the last state at
+    the token, and the target's output head.
+
+    `fc` is the map from the states alone. The attention adds what the token says: its queries are
+    its keys, a projection of the token's embedding, so that a token sees itself more than others.
+    """
+    gains, layer = target.base_model.norm.weight.float(), cast(Any, head.layers[0])
     at, width = sampled[:, 1:].nonzero(as_tuple=True), len(gains)
     before, last = states[:, :-1, :-width][at].float(), states[:, 1:, -width:][at].float() / gains
-    products = before.T @ before
-    ridge = 1e-4 * products.diagonal().mean() * torch.eye(len(products))
-    head.fc.weight.copy_(torch.linalg.solve(products + ridge, before.T @ last).T)
-    layer: Any = head.layers[0]
-    nn.init.zeros_(layer.self_attn.o_proj.weight)
+    head.fc.weight.copy_(least_squares(before, last))
+    read = layer.hidden_norm(head.fc(before))
+    embedded = layer.input_layernorm(target.get_input_embeddings()(tokens[:, 1:][at]).float())
+    attention = layer.self_attn
+    attention.v_proj.weight.copy_(least_squares(torch.cat([embedded, read], dim=-1), last - read))
+    nn.init.eye_(attention.o_proj.weight)
+    nn.init.normal_(attention.k_proj.weight, std=SEEN / width**0.5)
+    attention.k_proj.weight[:, width:] = 0
+    attention.q_proj.weight.copy_(attention.k_proj.weight)
     nn.init.zeros_(layer.mlp.down_proj.weight)
     head.norm.weight.copy_(gains)
     head.lm_head.weight.copy_(target.get_output_embeddings().weight[head.proposed])
 
 
+def least_squares(inputs: Tensor, wanted: Tensor) -> Tensor:
+    """The weight `(out, in)` of least squared error, with a ridge."""
+    products = inputs.T @ inputs
+    ridge = 1e-4 * products.diagonal().mean() * torch.eye(len(products))
+    found: Tensor = torch.linalg.solve(products + ridge, inputs.T @ wanted)
+    return found.T
+
+
 def loss_of(student: Chains, rows: Tensor, tokens: Tensor, states: Tensor, sampled: Tensor, share: float) -> Tensor:
     """The mean over depths of `share` of total variation and the rest of forward KL, where
     `sampled`; `rows` are those of the target's output head for the tokens that are proposed."""
-    width = rows.shape[1]
+    read, last = states.split([states.shape[-1] - rows.shape[1], rows.shape[1]], dim=-1)
     with torch.autocast("cpu", torch.bfloat16):
-        p_logits = states[sampled][:, -width:] @ rows.T
-        parts = [
-            (student.head.lm_head(features[sampled[:, at]]), at) for features, at in student(tokens, states[..., :-width])
-        ]
-    log_p = torch.log_softmax(p_logits.float(), dim=-1)
+        wanted = last[sampled] @ rows.T
+        parts = [(student.head.lm_head(features[sampled[:, at]]), at) for features, at in student(tokens, read)]
+    log_p = torch.log_softmax(wanted.float(), dim=-1)
     number = torch.zeros_like(tokens).masked_scatter(sampled, torch.arange(len(log_p)))
     total = torch.zeros(())
     for logits, at in parts:
@@ -176,9 +190,12 @@ def loss_of(student: Chains, rows: Tensor, tokens: Tensor, states: Tensor, sampl
 
 
 def new_head(target: PreTrainedModel, proposed: Tensor) -> Eagle3Head:
-    """A head of the target's shape that drafts the tokens `proposed`."""
-    config = LlamaConfig(**target.config.to_dict() | {"num_hidden_layers": 1, "intermediate_size": HIDDEN})
-    head = TrainedEagle3(config, LAYERS, len(proposed), norm_before_residual=True)
+    """A head with one layer as the target's, that drafts the tokens `proposed`."""
+    heads = target.config.num_attention_heads
+    shape = {"num_hidden_layers": 1, "intermediate_size": HIDDEN, "num_key_value_heads": heads}
+    head = TrainedEagle3(
+        LlamaConfig(**target.config.to_dict() | shape), LAYERS, len(proposed), norm_before_residual=True
+    )
     head.choose(proposed)
     return head
 
@@ -192,10 +209,8 @@ def trained(
     tokens, states, sampled = read(files)
     torch.manual_seed(SEED)
     proposed = mass.topk(PROPOSED).indices.sort().values
-    print(f"{int(sampled.sum())} tokens; those proposed have {float(mass[proposed].sum() / mass.sum()):.4f} of the target's probability", flush=True)
-    head = new_head(target.requires_grad_(False), proposed)
-    few = torch.randperm(len(tokens))[:1000]
-    begun(target, head, states[few], sampled[few])
+    head, few = new_head(target.requires_grad_(False), proposed), torch.randperm(len(tokens))[:800]
+    begun(target, head, tokens[few], states[few], sampled[few])
     student = Chains(head, target.get_input_embeddings(), depths)
     rows = target.get_output_embeddings().weight[proposed]
 
@@ -213,20 +228,27 @@ def trained(
     return head.eval()
 
 
-def measure(item: str, prompts: int, new_tokens: int, gamma: int, dtype: str) -> Iterator[dict[str, Any]]:
-    """The lines of one temperature."""
-    target, tokenizer = model_and_tokenizer(dtype)
-    sampling = Sampling(float(item.removeprefix("t")))
+def acceptance(
+    drafter: AttentionDrafter, target: PreTrainedModel, tokenizer: Any, prompts: int, new_tokens: int, gamma: int
+) -> Iterator[dict[str, Any]]:
+    """A line for each depth of `drafter`'s drafts."""
     every = [prompt for kind in KINDS for prompt in prompts_of(tokenizer, kind, prompts)]
     record = generate(
-        target, every, head_drafter(target, sampling), gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
-        batch_size=16, eos=tokenizer.eos_token_id, progress=False,
+        target, every, drafter, gamma=gamma, max_new_tokens=new_tokens, sampling=drafter.sampling, batch_size=16,
+        eos=tokenizer.eos_token_id, progress=False,
     ).record  # fmt: skip
     for depth in range(gamma):
         tested = record.tested[..., depth]
         found = ratio_of_sums((record.beta[..., depth] * tested).sum(axis=1), tested.sum(axis=1))
-        about = {"temperature": sampling.temperature, "depth": depth + 1, "positions": int(tested.sum())}
+        about = {"temperature": drafter.sampling.temperature, "depth": depth + 1, "positions": int(tested.sum())}
         yield about | study.columns("alpha", found) | {"tokens_per_step": record.tokens_per_step}
+
+
+def measure(item: str, prompts: int, new_tokens: int, gamma: int, dtype: str) -> Iterator[dict[str, Any]]:
+    """The lines of one temperature."""
+    target, tokenizer = model_and_tokenizer(dtype)
+    drafter = head_drafter(target, Sampling(float(item.removeprefix("t"))))
+    yield from acceptance(drafter, target, tokenizer, prompts, new_tokens, gamma)
 
 
 STUDY = study.Study(
@@ -239,16 +261,26 @@ STUDY = study.Study(
 
 
 def main() -> None:
-    """Samples, trains and saves."""
+    """Samples, trains, saves, and notes how often the draft tokens are accepted."""
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--chunks", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--chunks", type=int, default=84)
+    parser.add_argument("--steps", type=int, default=2000)
     chosen = parser.parse_args()
     files = sample(chosen.chunks)
-    head = trained(model_and_tokenizer("float32")[0], files, chosen.steps)
-    save_head(head, FOLDER)
-    sizes = {"chunks": chosen.chunks, "steps": chosen.steps, "rows": BATCH, "seed": SEED, "parameters": size_of(head)}
-    add_note(FOLDER, {"of": "smollm2", "objective": "forward KL, then total variation"} | sizes)
+    target = model_and_tokenizer("float32")[0]
+    head = trained(target, files, chosen.steps).bfloat16()
+    save_head(head, FOLDER, target, name=NAME, gamma=DEPTHS)
+    answers = sum(int(torch.load(file)["sampled"].sum()) for file in files)
+    note = {"of": NAME, "objective": "forward KL, then total variation", "chunks": chosen.chunks, "tokens": answers}
+    note |= {"steps": chosen.steps, "rows": BATCH, "depths": DEPTHS, "seed": SEED, "parameters": size_of(head)}
+    how = {name: value for name, value in STUDY.settings.items() if name != "dtype"}
+    target, tokenizer = model_and_tokenizer(STUDY.settings["dtype"])
+    for temperature in TEMPERATURES:
+        drafter: Any = load_drafter(target, FOLDER, Sampling(temperature))
+        lines = list(acceptance(drafter, target, tokenizer, **how))
+        note[f"alpha by depth at temperature {temperature:g}"] = [round(line["alpha"], 3) for line in lines]
+        note[f"tokens per step at temperature {temperature:g}"] = round(lines[0]["tokens_per_step"], 3)
+    add_note(FOLDER, note)
 
 
 if __name__ == "__main__":

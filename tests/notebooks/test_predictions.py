@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from notebooks.support.predictions import SETTINGS, pooled
+from notebooks.support.predictions import BORROWED, SETTINGS, pooled
 from studies import study
 from studies.files import ROOT
 
@@ -22,10 +23,31 @@ def table_of(name: str) -> pd.DataFrame:
 def test_no_table_with_predictions_is_left_out() -> None:
     tables = {name: {*table_of(name)} for name in study.names() if not study.table_of(name).startswith("audit/")}
     predicted = {name for name, columns in tables.items() if "predicted" in columns}
-    assert predicted | {"bench_regimes"} == {*SETTINGS}  # which has its parts
+    assert predicted | {"bench_regimes", "pair_speeds"} == {*SETTINGS}  # the first has its parts
 
 
-def test_every_row_but_plain_decoding_is_there(rows: pd.DataFrame) -> None:
+def test_no_timed_speed_up_is_left_out() -> None:
+    ways, of_pair, gpu = table_of("workloads").way, table_of("pair_speeds"), table_of("gpu")
+    assert len(pooled("workloads")) == ways.str.match("copies|head").sum()
+    assert len(pooled("pair_speeds")) == (of_pair.drafter != "none").sum()
+    replayed = gpu[gpu.speed_up.notna() & gpu.way.str.match(r"(copies|head|model) \d+, graph")]
+    assert {*pooled("gpu").setting} == {*replayed[SETTINGS["gpu"]].astype(str).agg(", ".join, axis=1)}
+
+
+def test_a_compiled_step_is_longer_by_the_milliseconds_of_an_eager_one() -> None:
+    ways = {
+        "way": ["plain", "copies", "plain, compiled", "copies, compiled"],
+        "ms_per_token": [20.0, np.nan, 10.0, np.nan],
+        "tokens_per_step": [1.0, 2.4, 1.0, 2.8],
+        "predicted": [1.0, 2.0, np.nan, np.nan],
+    }
+    table = pd.DataFrame(ways).assign(kind="chat", temperature=0)
+    found = BORROWED["workloads"](table).predicted
+    assert found.iloc[3] == pytest.approx(2.8 / 1.4)  # a step takes 4 ms more than 20, and so 4 more than 10
+    assert found.iloc[:3].isna().all()
+
+
+def test_every_row_but_plain_decoding_is_there_once(rows: pd.DataFrame) -> None:
     for name in SETTINGS:
         table = table_of(name)
         plain = table.filter(regex="^(gamma|nodes)$").eq(0).any(axis=1)
@@ -33,7 +55,8 @@ def test_every_row_but_plain_decoding_is_there(rows: pd.DataFrame) -> None:
             plain |= table.way.str.startswith("plain")
         given = table.filter(regex="^(measured|speed_up)$").notna().all(axis=1)
         given &= table["predicted"].notna() if "predicted" in table else True
-        assert (rows.table == name).sum() == (given & ~plain).sum(), name
+        predicted = table[given & ~plain][SETTINGS[name]].astype(str).agg(", ".join, axis=1)
+        assert {*predicted} <= {*rows.setting[rows.table == name]}, name
     assert not rows.duplicated(["table", "setting"]).any()
     assert rows.drop(columns="free").notna().all(axis=None)
 

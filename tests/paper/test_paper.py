@@ -62,6 +62,7 @@ PLANTED: list[tuple[str, str, object]] = [
     ("audit/03_bug_suite", "vLLM V1", 0),
     ("06_every_tree", "different: A.4", 1),
     ("beam_speeds", "machine", "NVIDIA H200"),
+    ("08_rules", "read", "abstract"),
 ]
 HOLDS = "(((name, holds)) => (name, holds()))"
 
@@ -98,6 +99,25 @@ def _contrary(value: Any, at: int) -> Any:
     if isinstance(value, dict):
         return {"value": 1 - value["value"], "low": 1 - value["high"], "high": 1 - value["low"]}
     return not value if isinstance(value, bool) else -value - at
+
+
+# Digits in the words of the paper, small: names, the sources' own numbers, and the level of all intervals.
+NAMED = {"95%", "60%", "0.999", "a.5", "step 7", "figure 2", "figure 3", "table 4", "gemma 4"}
+NAMED |= {"t5", "h200", "eagle-2", "eagle-3", "deepseek-v3", "smollm2", "smollm2-135m", "float32", "bfloat16"}
+
+
+def test_no_number_is_typed() -> None:
+    words = (PAPER / "paper.typ").read_text().lower()
+    for code in (r"//.*", r"\$[^$]*\$", r'"[^"]*"', r"#[\w.]+"):
+        words = re.sub(code, "", words)
+    found = re.findall(r"(?:(?:step|figure|table|gemma) )?[\w.-]*\d[\w.%-]*", words)
+    assert {word.strip(".-") for word in found} <= NAMED
+
+
+@pytest.mark.parametrize("name", ["paper", "supplement"])
+def test_no_semicolon_ends_an_expression(name: str) -> None:
+    """Typst takes one that follows a number for the end of its code, and prints none."""
+    assert not re.findall(r"#n[\w.-]+;.*", (PAPER / f"{name}.typ").read_text())
 
 
 def test_the_committed_paper_is_made_of_the_committed_results_and_is_the_same_each_time() -> None:

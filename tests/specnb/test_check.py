@@ -182,9 +182,9 @@ def test_a_window_is_part_of_the_mask(window: int, monkeypatch: pytest.MonkeyPat
 # After the first step, and at the end of a completion.
 
 
-def test_what_is_wrong_only_with_as_many_slots_as_a_pass_reads_is_found_in_the_first_step() -> None:
+def test_what_is_wrong_only_with_as_many_slots_as_a_pass_reads_is_found() -> None:
     """The probe reads all slots, a step those in use."""
-    with pytest.raises(TypeError, match="in the first step"):
+    with pytest.raises(TypeError, match="wrong distributions in a completion"):
         generate(mask_by_length(only=64), [[3] * 20], None, max_new_tokens=60)
     with pytest.raises(TypeError, match=REFUSED):
         generate(mask_by_length(only=81), [[3] * 20], None, max_new_tokens=60)
@@ -193,8 +193,8 @@ def test_what_is_wrong_only_with_as_many_slots_as_a_pass_reads_is_found_in_the_f
 @pytest.mark.parametrize("draft", [None, "auto", "model", "tree"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_change_at_a_length_that_no_configuration_names_is_found(draft: Any, dtype: torch.dtype) -> None:
-    """Before it, tokens are returned; a prompt beyond it is refused after a step, one that reaches
-    it at its end at the latest, and one that takes over a row, too."""
+    """Before it, tokens are returned; a prompt beyond it is refused, one that reaches it
+    at its end, and one that takes over a row, too."""
     model, asked = hot_from(20, dtype), {"max_new_tokens": 17, "seed": 2}
     if draft == "model":
         draft = roomy(VOCAB, 5, dtype)
@@ -202,7 +202,7 @@ def test_a_change_at_a_length_that_no_configuration_names_is_found(draft: Any, d
         draft = TreeDrafter(roomy(VOCAB, 5, dtype), (-1, -1, 0))
     assert len(generate(model, [[3, 4], [5]], draft, **asked).tokens) == 2  # type: ignore[arg-type]
     for prompts, where in (
-        ([[3, 4] * 12], "in the first step"),
+        ([[3, 4] * 12], "wrong distributions in"),
         ([[3], [3, 4] * 7], "was decoded from wrong distributions"),
         ([[3], [5, 5, 6], [3, 4] * 7], "in a completion"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -43,8 +44,10 @@ def some_uniforms(rows: int, gamma: int) -> Tensor:
 @torch.no_grad()
 def test_a_later_step_gets_what_a_new_start_would_get(made: Callable[[], AttentionDrafter]) -> None:
     """Entries that were drafted with the head's own states are computed again with the target's,
-    also of the tokens that a step accepted; and what rejected tokens left behind is not seen."""
-    drafter, fresh, skipped = made(), made(), made()
+    also of the tokens that a step accepted, and of steps that it was left out of; and what rejected
+    tokens left behind is not seen."""
+    drafter, fresh, skipped, stale = made(), made(), made(), made()
+    stale.capturable = True  # it does not ask how many tokens came
     context, own = random_context(14, [1, 4], len(drafter.hidden_layers)), some_uniforms(2, 2)
     drafter.start(context)
     for lengths in ([1, 4], [2, 7], [5, 8], [8, 11]):
@@ -52,8 +55,10 @@ def test_a_later_step_gets_what_a_new_start_would_get(made: Callable[[], Attenti
         fresh.start(later)
         expected = fresh.propose(later, own).q
         assert torch.allclose(drafter.propose(later, own).q, expected, atol=1e-6), lengths
-    skipped.start(context)
-    assert not torch.allclose(skipped.propose(later, own).q, expected, atol=1e-3), "steps were left out"
+    for left_out in (skipped, stale):
+        left_out.start(context)
+    assert torch.allclose(skipped.propose(later, own).q, expected, atol=1e-6)
+    assert not torch.allclose(stale.propose(later, own).q, expected, atol=1e-3)
 
 
 def test_attention_falls_with_the_distance_in_some_heads_and_sees_nothing_ahead() -> None:
@@ -115,3 +120,7 @@ def test_a_row_with_a_match_copies_and_the_others_draft_with_the_head() -> None:
     assert torch.equal(made.q[1, :2], sampled.q[1])
     assert made.q[1, 2].sum() == 0
     assert drafter.gamma == 10, "as many as it may copy"
+    of_head: Any = drafter.head
+    before = of_head.entered
+    drafter.propose(context._replace(tokens=context.tokens[[0, 0]]), own)
+    assert of_head.entered is before, "the head is left out where all rows copy"

@@ -7,6 +7,7 @@ import copy
 import gc
 import pickle
 import shutil
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -633,3 +634,20 @@ def test_what_does_not_fit_is_refused_before_any_model_runs(monkeypatch: pytest.
     monkeypatch.setattr("specnb.step.free_memory", lambda device: 100)
     with pytest.raises(MemoryError, match="not even one row fits"):
         generate(RUNNING, [[1]], None, max_new_tokens=9, progress=False)
+
+
+@pytest.mark.parametrize("draft", [None, "auto", DRAFT])
+def test_caches_and_copies_of_a_sampler_are_free_as_soon_as_it_is_gone(draft: Any) -> None:
+    """Without a garbage collection, which may come after memory has run out."""
+    sampler = Sampler(TARGET, draft, progress=False)
+    sampler.generate(PROMPTS, max_new_tokens=3)
+    assert sampler.batch is not None
+    kept = [weakref.ref(one) for one in (sampler.batch, sampler.batch.runner.cache, sampler.private.modules)]
+    gc.disable()
+    try:
+        sampler.batch = None
+        assert [one() is None for one in kept] == [True, True, False]
+        del sampler
+        assert kept[2]() is None
+    finally:
+        gc.enable()
