@@ -185,7 +185,22 @@ def _middle(q: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
     return (cumulative.gather(-1, token[:, None])[:, 0] - chance / 2) / cumulative[:, -1].clamp_min(1e-9), chance
 
 
-class ChainDrafter(Drafter):
+class SequentialDrafter(Drafter):
+    """A drafter that has its draft tokens one after the other: a class writes `in_turn`."""
+
+    def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
+        """At most `width` tokens, of which `choose(position, q)` returns one after the other."""
+        raise NotImplementedError(f"{type(self).__name__} has no in_turn(context, width, choose)")
+
+    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        return self.in_turn(context, uniforms.shape[1], lambda position, q: sample(q, uniforms[:, position]))
+
+    def along(self, context: Context, tokens: Tensor) -> Tensor:
+        width = tokens.shape[1]
+        return padded(*self.in_turn(context, width, lambda position, q: tokens[:, position]), width).q
+
+
+class ChainDrafter(SequentialDrafter):
     """A drafter that samples each draft token from `distribution`.
 
     On a CPU drafting ends when all rows have stopped; on a GPU the host would have to wait to know.
@@ -210,15 +225,7 @@ class ChainDrafter(Drafter):
         """
         raise NotImplementedError(f"{type(self).__name__} has no distribution(context, position)")
 
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        return self.in_turn(context, uniforms.shape[1], lambda position, q: sample(q, uniforms[:, position]))
-
-    def along(self, context: Context, tokens: Tensor) -> Tensor:
-        width = tokens.shape[1]
-        return padded(*self.in_turn(context, width, lambda position, q: tokens[:, position]), width).q
-
     def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
-        """At most `width` tokens, of which `choose(position, q)` returns one after the other."""
         # Draft tokens of -1 may lie beyond a row's length; an index must be a token.
         tokens, lengths = pad(context.tokens.clamp_min(0), (0, width)), context.lengths
         going = torch.ones_like(lengths, dtype=torch.bool)

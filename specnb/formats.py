@@ -19,11 +19,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 CONFIG = "config.json"
-EAGLE3, SPECULATORS, MTP, OWN = (
+EAGLE3, SPECULATORS, MTP = (
     "an EAGLE-3 head of its authors", "an EAGLE-3 head of speculators", "a next-token layer of speculators",
-    "a head of this package",
 )  # fmt: skip
-READ = (EAGLE3, SPECULATORS, MTP, OWN)
+READ = (EAGLE3, SPECULATORS, MTP)
 EXTRACT = "next-token layers cut out of a checkpoint"
 PICKLES = "pytorch_model*.bin"
 NO_TENSORS = (RuntimeError, OSError, UnpicklingError, EOFError)  # of torch, for a file that is cut off or holds more
@@ -39,7 +38,6 @@ def format_of(folder: Path, names: Collection[str]) -> str | None:
     said = " ".join([*(config.get("architectures") or []), str(config.get("model_type")), *config]).lower()
     layers = [name for name in names if re.match(r"(model\.)?layers\.", name)]
     marks = {
-        OWN: "kind" in config and "architectures" not in config,
         "a DSpark draft": "dspark" in said,
         "a DFlash draft": "dflash" in said or {"fc.weight", "hidden_norm.weight"} <= set(names),
         "Medusa heads": "medusa" in said or any(re.match(r"\d+\.\d+\.(linear\.)?weight", name) for name in names),

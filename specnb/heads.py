@@ -2,128 +2,32 @@
 into the next distributions.
 
 `AttentionDrafter` drafts with a head that attends to the tokens so far: `Eagle3Head`,
-`NextTokenHead` and `NextTokenLayers` in the formats in which they are released
-(`specnb.released`), and `AttentionHead`. `FallbackDrafter` copies if it can.
+`NextTokenHead` and `NextTokenLayers`, in the formats in which they are released
+(`specnb.released`). `FallbackDrafter` copies if it can.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import pad, rms_norm, scaled_dot_product_attention, silu
+from torch.nn.functional import pad
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from specnb.cache import LengthBound, RaggedCache, additive_mask
-from specnb.distributions import Sampling, sample, standardise
-from specnb.drafters import Context, Drafter, Proposal, padded, require_own_batch
+from specnb.distributions import Sampling, standardise
+from specnb.drafters import Context, Drafter, Proposal, SequentialDrafter, padded, require_own_batch
 from specnb.fast import GROUPED, Compile, pack, shared_copy
-from specnb.formats import CONFIG
 from specnb.rules import Outcome
 from specnb.support import require_supported, vocabulary
 
-EPSILON = 1e-6
-KNOWN = 8  # output rows of the target by which a head that proposes some tokens recognises it
 WEIGHTS = "model.safetensors"
-
-
-class SequentialHead(nn.Module):
-    scale: nn.Parameter
-
-    def features(self, state: Tensor) -> Tensor:
-        return normalised(state) * self.scale
-
-
-class AttentionHead(SequentialHead):
-    """One transformer layer over pairs of a token's embedding and the target's states at the token before it.
-
-    Parameters
-    ----------
-    width, hidden, heads
-        Width of the target's states, of the feed-forward part, and number of attention heads.
-    layers
-        The target's hidden states to read, numbered as `output_hidden_states` of transformers.
-    proposed
-        Number of tokens that can be drafted, set by `choose`; 0 for all.
-
-    Notes
-    -----
-    The draft of EAGLE (arXiv:2401.15077) with states of several layers as in EAGLE-3
-    (arXiv:2503.01840). In place of positions, half of the heads subtract a multiple of the distance
-    from attention scores (arXiv:2108.12409).
-    """
-
-    slopes: Tensor
-    proposed: Tensor
-    known: Tensor
-    cached = chained = 1
-
-    def __init__(self, width: int, hidden: int, heads: int, layers: Sequence[int], proposed: int = 0) -> None:
-        super().__init__()
-        self.settings = {"width": width, "hidden": hidden, "heads": heads, "layers": list(layers)}
-        if proposed:
-            self.settings["proposed"] = proposed
-            self.register_buffer("proposed", torch.zeros(proposed, dtype=torch.int64))
-            self.register_buffer("known", torch.zeros(min(KNOWN, proposed), width))
-        self.heads, self.hidden_layers = heads, tuple(layers)
-        self.states_projection = nn.Linear(len(layers) * width, width, bias=False)
-        self.input_projection = nn.Linear(2 * width, width, bias=False)
-        self.attention = nn.Linear(width, 3 * width, bias=False)
-        self.output_projection = nn.Linear(width, width, bias=False)
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-        self.scale = nn.Parameter(torch.ones(width))
-        near = heads - heads // 2
-        slopes = [0.0] * (heads // 2) + [4.0 ** (1 - near + head) for head in range(near)]
-        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
-        nn.init.zeros_(self.output_projection.weight)
-        nn.init.zeros_(self.down.weight)
-
-    def choose(self, target: PreTrainedModel, tokens: Tensor) -> None:
-        self.proposed.copy_(tokens)
-        self.known.copy_(target.get_output_embeddings().weight[tokens[:KNOWN]])
-
-    def combined(self, states: Tensor) -> Tensor:
-        each = states.unflatten(-1, (len(self.hidden_layers), -1))
-        return self.states_projection(normalised(each).flatten(-2))  # type: ignore[no-any-return]
-
-    def forward(self, state: Tensor, embedded: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """States `(batch, n, width)` of n tokens, from the states before them and their embeddings.
-
-        `attend` gets query, key and value `(batch, heads, n, width / heads)` and returns what the
-        queries read.
-        """
-        entered = self.input_projection(torch.cat([normalised(state), normalised(embedded)], dim=-1))
-        each = self.attention(normalised(entered)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = (part.transpose(1, 2) for part in each.unbind(dim=2))
-        seen = entered + self.output_projection(attend(query, key, value).transpose(1, 2).flatten(2))
-        read = normalised(seen)
-        return seen + self.down(silu(self.gate(read)) * self.up(read))  # type: ignore[no-any-return]
-
-    def after(self, state: Tensor, embedded: Tensor, slots: Tensor, cache: RaggedCache, layer: int) -> Tensor:
-        bias = self.bias(slots[..., None] - torch.arange(cache.seen, device=slots.device))
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = cache.update(key, value, layer)
-            return scaled_dot_product_attention(query, keys, values, attn_mask=bias)
-
-        return self(state, embedded, attend)  # type: ignore[no-any-return]
-
-    def bias(self, distance: Tensor) -> Tensor:
-        """The bias of attention scores at `distance` `(batch, n, slots)`; it hides later tokens."""
-        dtype = self.scale.dtype
-        near = -self.slopes[:, None, None] * distance[:, None]
-        return near.to(dtype).masked_fill_(distance[:, None] < 0, torch.finfo(dtype).min)
 
 
 # Layers, norms and rotary embeddings of which released heads are made, by their `model_type`
@@ -324,45 +228,7 @@ class NextTokenLayers(ReleasedHead):
         return loaded.shared_post_norm(state) if loaded.use_shared_post_norm else state
 
 
-# Heads by the name saved with them; others are added where they are defined
-KINDS: dict[str, type[nn.Module]] = {"attention": AttentionHead}
-
-
-def save_head(head: Any, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    (kind,) = (name for name, head_class in KINDS.items() if isinstance(head, head_class))
-    weights = {name: weight if name == "proposed" else weight.bfloat16() for name, weight in head.state_dict().items()}
-    save_file(weights, folder / WEIGHTS)
-    (folder / CONFIG).write_text(json.dumps({"kind": kind} | head.settings, indent=1) + "\n", encoding="utf-8")
-
-
-def load_head(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
-    """The head that `save_head` wrote to `folder`."""
-    folder = Path(folder)
-    settings = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    head = KINDS[settings.pop("kind")](**settings)
-    head.load_state_dict(load_file(folder / WEIGHTS))
-    return head.to(dtype).eval()
-
-
-def normalised(values: Tensor) -> Tensor:
-    return rms_norm(values, values.shape[-1:], eps=EPSILON)
-
-
-def output_rows(target: PreTrainedModel, head: Any) -> nn.Linear:
-    """The target's output head for the tokens that `head` proposes; `ValueError` for another target's head."""
-    weight, proposed = target.get_output_embeddings().weight, head.proposed
-    if not torch.allclose(weight[proposed[:KNOWN]].float(), head.known.float(), rtol=0.02):
-        raise ValueError(
-            f"the head was trained for another target than this {type(target).__name__}, whose output head differs; "
-            "give the head that was trained for it"
-        )
-    rows = nn.Linear(weight.shape[1], len(proposed), bias=False, device="meta")
-    rows.weight = nn.Parameter(weight[proposed], requires_grad=False)
-    return rows
-
-
-class HeadDrafter(Drafter):
+class HeadDrafter(SequentialDrafter):
     """A drafter with a head that was trained on the hidden states of `target`.
 
     Between two calls of `start` gamma stays the same. `most` limits the draft tokens of a step;
@@ -385,19 +251,9 @@ class HeadDrafter(Drafter):
             pack(self.head)
         self.embedding: Any = getattr(self.head, "embed_tokens", None) or target.get_input_embeddings()
         self.output: Any = getattr(self.head, "lm_head", None) or target.get_output_embeddings()
-        if hasattr(head, "known"):
-            self.output = output_rows(target, head)
-
-    def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        return self.in_turn(context, uniforms.shape[1], lambda position, q: sample(q, uniforms[:, position]))
-
-    def along(self, context: Context, tokens: Tensor) -> Tensor:
-        width = tokens.shape[1]
-        return padded(*self.in_turn(context, width, lambda position, q: tokens[:, position]), width).q
 
     @torch.no_grad()
     def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
-        """At most `width` tokens, of which `choose(position, q)` returns one after the other."""
         # The last step may have accepted tokens of another drafter, as many as were asked for.
         state = self.first_state(context, width)
         draft_tokens: list[Tensor] = []

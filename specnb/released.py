@@ -19,8 +19,8 @@ from transformers.modeling_layers import MtpModel
 
 from specnb.distributions import Sampling
 from specnb.fast import Compile
-from specnb.formats import CONFIG, MTP, OWN, PICKLES, READ, advice, format_of, read_config, read_tensors
-from specnb.heads import PARTS, WEIGHTS, AttentionDrafter, Eagle3Head, NextTokenHead, NextTokenLayers, load_head
+from specnb.formats import CONFIG, MTP, PICKLES, READ, advice, format_of, read_config, read_tensors
+from specnb.heads import PARTS, WEIGHTS, AttentionDrafter, Eagle3Head, NextTokenHead, NextTokenLayers
 from specnb.loading import HUB_FILES, folder_of, in_double
 from specnb.support import require_supported, vocabulary
 
@@ -74,8 +74,6 @@ def read_head(source: str | Path, folder: Path, target: PreTrainedModel) -> Any:
     """The head in `folder`, in the target's dtype and on its device."""
     tensors, file = read_tensors(folder)
     found = format_of(folder, tensors)
-    if found == OWN:
-        return load_head(folder, target.dtype).to(target.device)
     if found is None:
         raise ValueError(f"{str(source)!r} holds no draft of a known format; a model drafts as draft=load_model(...)")
     if found not in READ:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import seaborn as sns
@@ -43,7 +45,7 @@ def plot_costs(table: pd.DataFrame) -> Figure:
         axis.set_title(f"temperature {temperature:g}")
     handles = [Line2D([], [], color=colour, marker="o", markersize=4, label=kind) for kind, colour in KINDS.items()]
     figure.legend(handles=handles, ncols=4, loc="outside lower center")
-    figure.suptitle("An EAGLE-like head gives most tokens; extra tokens in the target's pass are not free", fontsize=8)
+    figure.suptitle("Extra tokens in the target's pass are not free; copies cost nothing", fontsize=8)
     return figure
 
 
@@ -66,4 +68,28 @@ def plot_lengths(lengths: pd.DataFrame) -> Figure:
     sns.pointplot(drawn, x="over_best", y="rule", color=COLOURS["measured"], ax=axis, **POINTS, **AS_GIVEN)
     axis.set(xlabel="speed over the best fixed length", ylabel="")
     figure.suptitle("If all passes cost the same: of the usable rules, only stopping at cλ gains", fontsize=8)
+    return figure
+
+
+def plot_tree(tree: Mapping[tuple[int, ...], float], names: Mapping[tuple[int, ...], str], root: str) -> Figure:
+    """The nodes of `tree`, paths of tokens, at their depths, with their `names` and values."""
+    order = sorted(tree)  # children after their parents, side by side
+    order.sort(key=lambda path: [-tree[path[: depth + 1]] for depth in range(len(path))])
+    places = {path: (len(path), -row) for row, path in enumerate(order)} | {(): (0, 0)}
+    figure, axis = plt.subplots(figsize=(PAGE, 0.22 * len(order) + 0.5), layout="constrained")
+    for path in order:
+        (x, y), (before, above) = places[path], places[path[:-1]]
+        axis.plot([before, before, x], [above, y, y], color="0.8", linewidth=0.8, zorder=0)
+    for path, (x, y) in places.items():
+        shown = repr(names[path])[1:-1] if path else repr(root)[1:-1]
+        said = f"{shown}  {tree[path]:.2f}" if path else shown
+        box = {
+            "facecolor": "white",
+            "edgecolor": COLOURS["accepted" if path else "target"],
+            "boxstyle": "round,pad=0.25",
+        }
+        axis.text(x, y, said, fontsize=7, va="center", bbox=box | {"linewidth": 0.6})
+    axis.set(xlim=(-0.1, max(map(len, order)) + 0.9), ylim=(0.7 - len(order), 0.6))
+    axis.set_axis_off()
+    figure.suptitle("The tree is deep where the head is sure, and wide where it is not", fontsize=8)
     return figure

@@ -36,13 +36,13 @@ from specnb.cache import slots_for
 from specnb.copies import PromptLookupDrafter, match_lengths
 from specnb.distributions import Sampling, one_hot
 from specnb.drafters import ChainDrafter, Context, Drafter, ModelDrafter
-from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.record import StepRecord
+from specnb.released import load_drafter
 from specnb.sampler import Hooks, Sampler
 from specnb.statistics import Estimate, machine, ratio_of_medians, ratio_of_sums
 from studies import corpus, study
-from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
+from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter, load_head
 from studies.drafters.hierarchical import HierarchicalDrafter
 from studies.drafters.tables import MixtureDrafter, NgramDrafter, NgramModel, UniformDrafter
 from studies.study import columns, timed_in_turn
@@ -85,8 +85,7 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
     counted = {order: NgramModel(tokens, order, vocab) for order in (1, 2, 5)}
     copy = partial(PromptLookupDrafter, vocab)
     heads: dict[str, Any] = {
-        name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype)
-        for name in ("recurrent", "attention", "parallel")
+        name: load_head(TRAINED_PAIR / f"draft-{name}", pair.target.dtype) for name in ("recurrent", "parallel")
     }
 
     def model(sampling: Sampling) -> ModelDrafter:
@@ -103,7 +102,8 @@ def league(pair: Pair, counted_files: int) -> dict[str, Entry]:
         "draft model": Entry(model, 4),
         "mixture of copy and model": Entry(lambda s: MixtureDrafter(copy(shortest=2), model(s), 0.3), 4),
         "recurrent head": Entry(partial(FeatureDrafter, pair.target, heads["recurrent"]), 4),
-        "attention head": Entry(partial(AttentionDrafter, pair.target, heads["attention"]), 4),
+        "EAGLE-3 head": Entry(partial(load_drafter, pair.target, TRAINED_PAIR / "draft-eagle3"), 4),
+        "next-token layer": Entry(partial(load_drafter, pair.target, TRAINED_PAIR / "draft-next-token"), 4),
         "parallel heads": Entry(partial(ParallelHeadsDrafter, pair.target, heads["parallel"]), 4),
         "hierarchical": Entry(lambda s: HierarchicalDrafter(model(s), NgramDrafter(counted[2], s), 2), 4),
     }
@@ -115,7 +115,7 @@ def prompts_of(pair: Pair, text: str, count: int) -> list[list[int]]:
     if text == "new":
         return [pair.encode(source[:4000])[:PASSAGE] for source in files]
     if text == "edited":
-        return [_edited(pair, source) for source in files]
+        return [edited(pair, source) for source in files]
     return [_repetitive(pair, source, number) for number, source in enumerate(files)]
 
 
@@ -125,11 +125,13 @@ def names_in(source: str) -> list[str]:
     return sorted(set(found), key=lambda name: (-found.count(name), found.index(name)))
 
 
-def _edited(pair: Pair, source: str) -> list[int]:
+def edited(pair: Pair, source: str, renamed: str = "new_") -> list[int]:
+    """A passage of `source`, and the beginning of a copy in which its commonest name begins with
+    `renamed`."""
     begin, *ids = pair.encode(source[len(source) // 2 :][:2000])
     passage = str(pair.tokenizer.decode(ids[:PASSAGE]))
     name = next(iter(names_in(passage)), "self")
-    copied = pair.encode(passage.replace(name, f"new_{name}"))[1:]
+    copied = pair.encode(passage.replace(name, f"{renamed}{name}"))[1:]
     return [begin, *ids[:PASSAGE], *pair.encode("\n\n")[1:], *copied[:BEGUN]]
 
 

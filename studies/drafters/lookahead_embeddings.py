@@ -1,14 +1,16 @@
-"""PaSS (Monea et al., arXiv:2311.13581): trained embeddings that let the target draft for itself,
-with no other weight.
+"""Look-ahead embeddings: trained vectors that let the target draft for itself, with no other
+weight.
 
 `count` vectors stand for the tokens that are not known yet. Appended to a text they are evaluated
 like tokens; what the target says after the k-th is the distribution of the token k + 1 places after
 the text. The target stays as it is.
 
-A step makes one pass, over the newest token, the draft tokens and, after each of these, all
-vectors, because the step may end there: after the last accepted token they give q of the next step.
-So q depends on the sequence without its newest token, and not on other draft tokens: it is known
-before any is sampled, and the rule is exact.
+PaSS (Monea et al., arXiv:2311.13581) makes two passes in a step: one over the text and the vectors,
+which samples the target's next token and drafts `count` more, and one that verifies them (notebook
+09). `FusedDrafter` has the schedule of BiTA (Lin et al., arXiv:2401.12522): one pass, over the
+newest token, the draft tokens and, after each of these, all vectors, because the step may end
+there. After the last accepted token they give q of the next step, which so depends on the sequence
+without its newest token.
 
 `python -m studies.drafters.lookahead_embeddings` trains the vectors that ship in
 `data/pair/lookahead`.
@@ -76,14 +78,14 @@ def extended(target: PreTrainedModel, vectors: Tensor) -> PreTrainedModel:
     return model
 
 
-class PassDrafter(OnePassDrafter):
+class FusedDrafter(OnePassDrafter):
     """Draft tokens from the `count` vectors of an `extended` target, for `generate` with
     `hooks=ONE_PASS`.
 
     gamma is `count`, and a pass evaluates (count + 1)^2 tokens. The first step of a sequence drafts
     nothing.
 
-    >>> PassDrafter(vocab=9, count=2).extra_parents
+    >>> FusedDrafter(vocab=9, count=2).extra_parents
     (-1, 2, 0, 4, 1, 6)
     """
 

@@ -13,10 +13,8 @@ from transformers import PreTrainedModel
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.drafters import ModelDrafter, TreeDrafter
-from specnb.heads import AttentionDrafter, load_head
 from specnb.loading import load_pair
-from studies.files import data_file
-from studies.real.smollm2 import model_and_tokenizer, prompts_of
+from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of
 from studies.speed import pairs
 from studies.speed.synthetic import Shape, synthetic_pair
 
@@ -72,9 +70,8 @@ def of_a_pair(name: str, dtype: torch.dtype) -> Setup:
 def smollm2(dtype: torch.dtype, kind: str) -> Setup:
     """The real model: copies, and the head that was trained for it."""
     target, tokenizer = model_and_tokenizer(str(dtype).removeprefix("torch."), CUDA)
-    head = load_head(data_file("smollm2-head"), dtype).to(CUDA)
     drafters: dict[str, Any] = {
         "copies": (lambda _: PromptLookupDrafter(target.config.vocab_size), (4, 8, 10)),
-        "head": (lambda sampling: AttentionDrafter(target, head, sampling, capturable=True), (2, 4)),
+        "head": (lambda sampling: head_drafter(target, sampling, capturable=True), (2, 4)),
     }
     return Setup(target, None, drafters, prompts_of(tokenizer, kind, 12), tokenizer.eos_token_id)

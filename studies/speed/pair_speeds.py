@@ -19,11 +19,11 @@ from specnb.cache import slots_for
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter
 from specnb.fast import Compile
-from specnb.heads import AttentionDrafter, load_head
+from specnb.heads import AttentionDrafter
 from specnb.loading import TRAINED_PAIR, Pair, load_model, load_pair
 from specnb.sampler import Sampler
 from specnb.statistics import machine
-from studies.drafters.heads import FeatureDrafter
+from studies.drafters.heads import FeatureDrafter, load_head
 from studies.speed.calls import compared, fastest, way_of
 from studies.speed.pairs import PROMPTS, prompts_of
 from studies.study import Study

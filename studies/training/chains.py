@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from torch.nn.functional import one_hot, pad
 
 from specnb.cache import additive_mask
+from specnb.fast import shared_copy
 from specnb.heads import Eagle3Head, LayeredHead, NextTokenHead
 
 
@@ -44,15 +45,42 @@ class Seen:
         depth, n = len(self.kept), slots.shape[1]
         text = torch.arange(self.kept[0][0].shape[2] if depth else n)
         visible = (text <= slots[:1, :, None] - depth) & ((text > 0) | (slots[:1, :, None] == 0))
-        drafts = [torch.eye(n, key.shape[2], dtype=torch.bool)[None] for key, _ in self.kept[1:]]
+        before = [each[None] for each in self.before(n)]
         own = [torch.eye(n, dtype=torch.bool)[None]] if depth else []
-        return additive_mask(torch.cat([visible, *drafts, *own], dim=2), dtype)
+        return additive_mask(torch.cat([visible, *before, *own], dim=2), dtype)
+
+    def before(self, n: int) -> list[Tensor]:
+        """Which tokens of each earlier entry but the text are of the drafts of the `n` next ones."""
+        return [torch.eye(n, key.shape[2], dtype=torch.bool) for key, _ in self.kept[1:]]
+
+
+class Branches(Seen):
+    """`Seen` of trees: before an entry, `parents` `(n,)` says which token of the entry before it each
+    of its tokens follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[Tensor] = []
+        self.parents = torch.zeros(0, dtype=torch.int64)
+
+    def update(self, key: Tensor, value: Tensor, layer: int, *_: Any) -> tuple[Tensor, Tensor]:
+        if self.kept:
+            self.links.append(self.parents)
+        return super().update(key, value, layer)
+
+    def before(self, n: int) -> list[Tensor]:
+        at, found = torch.arange(n), list[Tensor]()
+        links = [*self.links, self.parents][1:]  # those of the first entry are places of the text
+        for link, (key, _) in zip(links[::-1], self.kept[:0:-1], strict=True):
+            at = link[at]
+            found.append(one_hot(at, key.shape[2]).bool())
+        return found[::-1]
 
 
 class _Trained:
     """A head whose layers read `Seen`."""
 
-    def passed(self: Any, embedded: Tensor, slots: Tensor, cache: Seen) -> dict[str, Any]:
+    def passed(self: Any, embedded: Tensor, slots: Tensor, cache: Any) -> dict[str, Any]:
         return {
             "attention_mask": cache.mask(slots, embedded.dtype),
             "position_embeddings": self.rotary_emb(embedded, slots),
@@ -69,6 +97,13 @@ class TrainedNextToken(_Trained, NextTokenHead):
     pass
 
 
+def as_trained(head: LayeredHead) -> Any:
+    """The head, with the same weights, as `Chains` runs it."""
+    made: Any = shared_copy(head)
+    made.__class__ = TrainedEagle3 if isinstance(head, Eagle3Head) else TrainedNextToken
+    return made
+
+
 class Chains(nn.Module):
     """The states of `head`'s draft tokens along texts, `depths` after every `every`th token.
 
@@ -78,6 +113,7 @@ class Chains(nn.Module):
 
     def __init__(self, head: LayeredHead, embedding: nn.Module, depths: int) -> None:
         super().__init__()
+        assert head.cached == 1, "`Seen` keeps what one layer reads"
         self.head: Any = head
         self.frozen, self.depths = (embedding,), depths
 

@@ -1,16 +1,25 @@
 """Does drafting from the target's features accept more than drafting from tokens?
 
-Four drafts, the students, start from random weights and learn the same objective on the same
-batches: an attention head, a recurrent head and parallel heads, which read the target's hidden
-states, and as their control a model of tokens of the shape of the shipped draft. The objective is
-the total variation between their distribution and the target's, which is the probability that a
-draft token is rejected, after a beginning with forward KL, whose gradient does not vanish far from
-the target. The target's forward pass is made once for each batch and serves all.
+Drafts, the students, start from random weights and learn the same objective on the same batches:
 
-What differs besides the target's states: heads use the target's embeddings and output head, which
-are not trained further, and the model of tokens learns its own; heads learn from drafts after every
-fourth token, and the model of tokens at every position. One learning rate serves all, and it was
-not searched for.
+    EAGLE-3           a layer that attends to the tokens so far, on the target's states of three
+                      layers
+    penultimate layer the same with the states of the last but one layer alone
+    without states    the same with zeros in place of the states
+    next-token layer  one layer on the target's last hidden state, then on its own
+    recurrent         continues the last hidden state token by token
+    parallel          a network for each draft token, on the last hidden state
+    of tokens         a model of the shape of the shipped draft: the control
+
+The objective is the total variation between their distribution and the target's, which is the
+probability that a draft token is rejected, after a beginning with forward KL, whose gradient does
+not vanish far from the target. The target's forward pass is made once for each batch and serves
+all.
+
+What differs besides the target's states: all but the model of tokens read the target's embeddings.
+EAGLE-3's have an output head of their own, which begins as the target's; the others take the
+target's as it is. They learn from drafts after every fourth token, and the model of tokens at every
+position. One learning rate serves all, and it was not searched for.
 
 One line of the table for each draft, depth and kind of sequence, on held-out files at temperature
 1:
@@ -19,15 +28,13 @@ One line of the table for each draft, depth and kind of sequence, on held-out fi
   after the first `PROMPT` tokens, given the tokens before it; depth "all" is the mean over depths.
   The control's is the same at every depth
 - `over_control`: difference to the control at the same positions
+- `over_no_states`: difference to the head without states, which reads tokens alone: what the
+  states add
+- `over_penultimate`: difference to the head on the last but one layer
 
-Both with 95% intervals over files. `python -m studies.training.feature_drafts` saves the heads as
-`data/pair/draft-attention`, `draft-recurrent` and `draft-parallel`.
-
-A fifth student, `NO_STATES`, is trained by itself, on the same batches: the attention head with
-zeros in place of the target's states. It has the target's embeddings and output head and reads
-tokens alone, so what separates it from the attention head is what the states say. Its lines have
-`states_add`, with an interval: alpha of the saved attention head less its own at the same
-positions.
+All with 95% intervals over files. `python -m studies.training.feature_drafts` saves the heads as
+`data/pair/draft-eagle3` and `draft-next-token`, in the layout of `speculators`, and
+`draft-recurrent` and `draft-parallel`.
 """
 
 from __future__ import annotations
@@ -41,37 +48,37 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
+from transformers import LlamaConfig, Qwen3Config
 
+from specnb import released
 from specnb.distributions import overlap
-from specnb.heads import AttentionHead, load_head, save_head
+from specnb.heads import Eagle3Head, NextTokenHead
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
-from studies.drafters.heads import ParallelHeads, RecurrentHead
+from studies.drafters.heads import ParallelHeads, RecurrentHead, save_head
 from studies.training import training
+from studies.training.chains import Chains, TrainedEagle3, TrainedNextToken, drafted
 from studies.training.distillation import for_acceptance
 from studies.training.evaluation import PROMPT, Files, held_out_windows, means, text_and_samples
-from studies.training.training import Learner, add_note, build, encode, folder_of, size_of, taken_over, windows
+from studies.training.training import CONTEXT, Learner, add_note, build, encode, folder_of, size_of, taken_over, windows
 
 DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
-# Whose states the attention head reads: about a third, two thirds and all of the target.
-LAYERS = (5, 10, -1)
-HEADS = 6  # of its attention
+LAYERS = (5, 10, 15)  # whose states EAGLE-3's head reads: about a third, two thirds, and the last but one
 # The fraction of the steps with forward KL; total variation takes over during as many more.
 BEGIN = 0.1
 FACTOR = 0.5  # of the learning rates of the first training
-SEED, THREADS = 17, 2
-TOGETHER, ALONE = "features", "without-states"  # what is trained in one run
-CONTROL, NO_STATES, ALL = "of tokens", "without states", "all"
+STEPS, ROWS, SEED, THREADS = 250, 4, 17, 2
+EAGLE3, PENULTIMATE, NO_STATES, NEXT_TOKEN = "EAGLE-3", "penultimate layer", "without states", "next-token layer"
+CONTROL, ALL = "of tokens", "all"
+COMPARED = {"control": CONTROL, "no_states": NO_STATES, "penultimate": PENULTIMATE}  # with whom, by column
 
 
 @dataclass(frozen=True)
 class Plan:
     """`steps` updates on `rows` sequences of `length` tokens; `hidden` units in the heads' layers.
 
-    The attention head has `wide` units and the target's states of `LAYERS`; the other heads read
-    the last. `compiled` needs a C++ compiler.
+    Layers that attend have `wide` units. `compiled` needs a C++ compiler.
     """
 
     steps: int
@@ -94,10 +101,9 @@ class Student(nn.Module):
     """A draft in training. Its forward pass gives its logits along `tokens` `(batch, length)`,
     depth by depth.
 
-    `states` `(batch, length, layers * width)` are the target's hidden states, the last hidden state
-    last. Draft token k of a step follows the k - 1 before it, which here are those of the text.
-    Heads draft after every `every`th token from the second on; a model of tokens, which has one
-    depth, computes all positions.
+    `states` `(batch, length, layers * width)` are what `states_of` returns. Draft token k of a step
+    follows the k - 1 before it, which here are those of the text. Heads draft after every `every`th
+    token from the second on; a model of tokens, which has one depth, computes all positions.
     """
 
     def __init__(self, pair: Pair, head: nn.Module) -> None:
@@ -115,7 +121,7 @@ class Recurrent(Student):
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         embedding, output = self.frozen
         found, state = [], states[:, :-1:every, -self.head.settings["width"] :]
-        for at in drafted(every):
+        for at in drafted(every, DEPTHS):
             embedded = embedding(tokens[:, at])
             state = self.head(state[:, : embedded.shape[1]], embedded)
             found.append(Part(output(self.head.features(state)), at))
@@ -129,33 +135,28 @@ class Parallel(Student):
         _, output = self.frozen
         features = self.head(states[:, :-1:every, -self.head.settings["width"] :])
         return [
-            Part(output(features[:, : tokens[:, at].shape[1], depth]), at) for depth, at in enumerate(drafted(every))
+            Part(output(features[:, : tokens[:, at].shape[1], depth]), at)
+            for depth, at in enumerate(drafted(every, DEPTHS))
         ]
 
 
-class Attention(Student):
-    """`AttentionHead` on the states of several layers: its own states stand in for those of the
-    tokens drafted."""
+class Chained(Student):
+    """A head that attends to the tokens so far, on the states `reads`: its own states stand in for
+    those of the tokens drafted."""
 
-    depths = DEPTHS
+    def __init__(self, pair: Pair, head: Eagle3Head | NextTokenHead, reads: slice) -> None:
+        super().__init__(pair, head)
+        embedding, output = self.frozen
+        self.chains, self.reads = (Chains(head, embedding, DEPTHS),), reads
+        self.output = (getattr(head, "lm_head", output),)
 
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
-        embedding, output = self.frozen
-        embedded, slots = embedding(tokens), torch.arange(tokens.shape[1])
-        # The states of a token's entry are those of the token before it; the first token has none.
-        state = pad(self.head.combined(states), (0, 0, 1, -1))
-        seen = Seen(self.head, slots)
-        state = self.head(state, embedded, partial(seen.attend, slots))[:, 1::every]
-        found = []
-        for depth, at in enumerate(drafted(every, self.depths)):
-            if depth:
-                state = self.head(state[:, : len(slots[at])], embedded[:, at], partial(seen.attend, slots[at]))
-            found.append(Part(output(self.head.features(state)), at))
-        return found
+        found = self.chains[0](tokens, states[..., self.reads], every)
+        return [Part(self.output[0](features), at) for features, at in found]
 
 
-class WithoutStates(Attention):
-    """`Attention` that reads zeros for the target's states."""
+class WithoutStates(Chained):
+    """`Chained` that reads zeros for the target's states."""
 
     def forward(self, tokens: Tensor, states: Tensor, every: int = 1) -> list[Part]:
         return super().forward(tokens, torch.zeros_like(states), every)
@@ -169,61 +170,45 @@ class OfTokens(Student):
         return [Part(self.head(input_ids=tokens, use_cache=False).logits, slice(None))]
 
 
-class Seen:
-    """What the tokens of a draft attend to: the text up to the newest token, and the tokens of the
-    same draft.
-
-    The first call of `attend` is for all tokens of the text, in the slots `text`; each later call
-    is for one more token of every draft.
-    """
-
-    def __init__(self, head: AttentionHead, text: Tensor) -> None:
-        self.head, self.text = head, text
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def attend(self, slots: Tensor, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """See `AttentionHead.forward`, for tokens at `slots` `(n,)`."""
-        # So many tokens are between a draft token and the text it sees.
-        depth, n = len(self.keys), len(slots)
-        query = query * query.shape[-1] ** -0.5
-        self.keys.append(key)
-        self.values.append(value)
-        distance = (slots[:, None] - self.text)[None]
-        scores = [query @ self.keys[0].transpose(-1, -2) + self.head.bias(distance.where(distance >= depth, -1))]
-        read = [self.values[0]]
-        for back, (its_key, its_value) in enumerate(zip(self.keys[:0:-1], self.values[:0:-1], strict=True)):
-            own = (query * its_key[:, :, :n]).sum(dim=-1, keepdim=True)
-            scores.append(own + self.head.bias(distance.new_full((1, n, 1), back)))
-            read.append(its_value[:, :, :n])
-        weights = torch.softmax(torch.cat(scores, dim=-1).float(), dim=-1).to(value.dtype)
-        of_text, *of_draft = weights.split([len(self.text), *[1] * depth], dim=-1)
-        found: Tensor = of_text @ read[0]
-        for weight, its_value in zip(of_draft, read[1:], strict=True):
-            found = found + weight * its_value
-        return found
+def eagle3(pair: Pair, plan: Plan, layers: tuple[int, ...]) -> TrainedEagle3:
+    """A head with random weights and the target's output head."""
+    sizes = {"num_hidden_layers": 1, "intermediate_size": plan.wide, "tie_word_embeddings": False, "dtype": "bfloat16"}
+    head = TrainedEagle3(LlamaConfig(**pair.target.config.to_dict() | sizes), layers, norm_before_residual=True)
+    head.lm_head.load_state_dict(pair.target.get_output_embeddings().state_dict())
+    begin(head.layers[0])
+    return head
 
 
-def drafted(every: int, depths: int = DEPTHS) -> list[slice]:
-    """The positions of each draft token, depth by depth, of drafts after every `every`th token from
-    the second on.
+def next_token_layer(pair: Pair, plan: Plan) -> TrainedNextToken:
+    """A layer of the target's sizes with random weights."""
+    same = ("vocab_size", "hidden_size", "head_dim", "num_attention_heads", "num_key_value_heads")
+    sizes = {name: getattr(pair.target.config, name) for name in (*same, "rms_norm_eps", "rope_parameters")}
+    sizes |= {"num_hidden_layers": 1, "intermediate_size": plan.wide, "max_position_embeddings": CONTEXT}
+    head = TrainedNextToken(Qwen3Config(**sizes))
+    begin(head.mtp_layers[0])
+    return head
 
-    >>> drafted(4)
-    [slice(1, None, 4), slice(2, None, 4), slice(3, None, 4), slice(4, None, 4)]
-    """
-    return [slice(depth, None, every) for depth in range(1, depths + 1)]
+
+def begin(layer: Any) -> None:
+    """The layer adds nothing yet."""
+    nn.init.zeros_(layer.self_attn.o_proj.weight)
+    nn.init.zeros_(layer.mlp.down_proj.weight)
 
 
 def students_of(pair: Pair, plan: Plan) -> dict[str, Student]:
     """The students of `plan` by name, as they are before the training."""
     width = pair.target.config.hidden_size
+    first, last = slice(len(LAYERS) * width), slice(len(LAYERS) * width, None)
+    penultimate = slice((len(LAYERS) - 1) * width, len(LAYERS) * width)
     torch.manual_seed(SEED)
     return {
-        "attention": Attention(pair, AttentionHead(width, plan.wide, HEADS, LAYERS)),
+        EAGLE3: Chained(pair, eagle3(pair, plan, LAYERS), first),
+        PENULTIMATE: Chained(pair, eagle3(pair, plan, LAYERS[-1:]), penultimate),
+        NO_STATES: WithoutStates(pair, eagle3(pair, plan, LAYERS), first),
+        NEXT_TOKEN: Chained(pair, next_token_layer(pair, plan), last),
         "recurrent": Recurrent(pair, RecurrentHead(width, plan.hidden)),
         "parallel": Parallel(pair, ParallelHeads(width, plan.hidden, DEPTHS)),
         CONTROL: OfTokens(pair, build("draft", pair.tokenizer.eos_token_id)),
-        NO_STATES: WithoutStates(pair, AttentionHead(width, plan.wide, HEADS, LAYERS)),
     }
 
 
@@ -247,16 +232,16 @@ def features(target: nn.Module, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def states_of(hidden_states: Sequence[Tensor]) -> Tensor:
-    """The states of `LAYERS`, concatenated, of what transformers returns as `hidden_states`."""
-    return torch.cat([hidden_states[layer] for layer in LAYERS], dim=-1)
+    """The states of `LAYERS` and the last, concatenated, of what transformers returns as
+    `hidden_states`."""
+    return torch.cat([hidden_states[layer] for layer in (*LAYERS, -1)], dim=-1)
 
 
-def trained(pair: Pair, plan: Plan, item: str) -> dict[str, Student]:
-    """The students of `plan` that are trained together as `item`, in evaluation mode; what was done
-    before is not done again."""
+def trained(pair: Pair, plan: Plan) -> dict[str, Student]:
+    """The students of `plan`, in evaluation mode; what was done before is not done again."""
     torch.set_num_threads(THREADS)
     pair.target.requires_grad_(False)
-    students = {name: one for name, one in students_of(pair, plan).items() if (name == NO_STATES) == (item == ALONE)}
+    students = students_of(pair, plan)
     learners = {name: Learner(student, FACTOR) for name, student in students.items()}
     compiled = partial(torch.compile, dynamic=False) if plan.compiled else lambda function: function
     objectives, seen = {name: compiled(loss_of) for name in students}, compiled(features)
@@ -270,7 +255,7 @@ def trained(pair: Pair, plan: Plan, item: str) -> dict[str, Student]:
 
     text = encode(pair.tokenizer, corpus.read("train"))
     batches = windows(text, plan.rows, plan.length, SEED)
-    training.train(learners, batches, plan.steps, losses, folder_of(item, plan))
+    training.train(learners, batches, plan.steps, losses, folder_of("features", plan))
     return students
 
 
@@ -292,23 +277,17 @@ def betas(target: nn.Module, students: Mapping[str, Student], sequences: Tensor)
     return {name: torch.cat(parts, dim=1) for name, parts in found.items()}
 
 
-def lines(found: Mapping[str, Tensor], differences: Mapping[str, Mapping[str, Tensor]], numbers: Files) -> pd.DataFrame:
-    """A line for each draft of `differences` and depth, with alpha and the means of its
-    differences; `numbers` `(n,)` are the files of the sequences."""
+def lines(found: Mapping[str, Tensor], numbers: Files) -> pd.DataFrame:
+    """A line for each draft and depth, with alpha and its differences to others; `numbers` `(n,)`
+    are the files of the sequences."""
     depths = {ALL: slice(None)} | {str(k + 1): slice(k, k + 1) for k in range(DEPTHS)}
-    return pd.DataFrame(
-        {"draft": name, "depth": depth}
-        | means({column: beta[at].mean(0) for column, beta in {"alpha": found[name], **others}.items()}, numbers)
-        for name, others in differences.items()
-        for depth, at in depths.items()
-    )
-
-
-def compared(found: Mapping[str, Tensor], item: str) -> dict[str, dict[str, Tensor]]:
-    """The differences of `lines` for each draft that was trained as `item`."""
-    if item == ALONE:
-        return {NO_STATES: {"states_add": found["attention"] - found[NO_STATES]}}
-    return {name: {"over_control": beta - found[CONTROL]} for name, beta in found.items()}
+    made = []
+    for name, beta in found.items():
+        others = {f"over_{column}": beta - found[other] for column, other in COMPARED.items()}
+        for depth, at in depths.items():
+            quantities = {column: each[at].mean(0) for column, each in {"alpha": beta, **others}.items()}
+            made.append({"draft": name, "depth": depth} | means(quantities, numbers))
+    return pd.DataFrame(made)
 
 
 def measure(
@@ -316,14 +295,11 @@ def measure(
 ) -> pd.DataFrame:
     """Trains the students and measures them."""
     chosen, pair = Plan(**plan), load_pair()
-    students = trained(pair, chosen, item)
-    if item == ALONE:
-        students["attention"] = Attention(pair, load_head(TRAINED_PAIR / "draft-attention"))
+    students = trained(pair, chosen)
     text, prompts = (held_out_windows(pair, chosen.length + 1, each, files) for each in (per_file, sampled_per_file))
     parts = []
     for along, sequences, of in text_and_samples(pair.target, text, prompts, 1.0, SEED):
-        found = betas(pair.target, students, sequences)
-        parts.append(lines(found, compared(found, item), of).assign(along=along))
+        parts.append(lines(betas(pair.target, students, sequences), of).assign(along=along))
     table = pd.concat(parts, ignore_index=True)
     sizes = {name: size_of(student) for name, student in students.items()}
     tokens = chosen.steps * chosen.rows * chosen.length
@@ -332,26 +308,29 @@ def measure(
 
 STUDY = study.Study(
     measure,
-    settings={"plan": {"steps": 3200, "compiled": True}, "per_file": 4, "sampled_per_file": 2},
+    settings={"plan": {"steps": STEPS, "rows": ROWS, "compiled": False}, "per_file": 1, "sampled_per_file": 1},
     small={
         "plan": {"steps": 2, "rows": 2, "length": 40, "hidden": 8, "wide": 8, "compiled": False},
         "per_file": 1, "sampled_per_file": 1, "files": 9,
     },
-    items=(TOGETHER, ALONE),
 )  # fmt: skip
 
 
 def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
     """Saves the heads beside the pair; returns their folders."""
-    made = []
-    for name, student in trained(load_pair(), plan, TOGETHER).items():
-        if name != CONTROL:
-            made.append(folder / f"draft-{name}")
-            save_head(student.head, made[-1])
-            note = {"of": "data/pair/target", "from": "random weights", "objective": "total variation"}
-            sizes = {"steps": plan.steps, "tokens": plan.steps * plan.rows * plan.length, "seed": SEED}
-            add_note(made[-1], note | sizes | {"parameters": size_of(student)})
-    return made
+    pair = load_pair()
+    students = trained(pair, plan)
+    shipped = {"eagle3": EAGLE3, "next-token": NEXT_TOKEN, "recurrent": "recurrent", "parallel": "parallel"}
+    for name, student in ((name, students[of]) for name, of in shipped.items()):
+        head, place = student.head, folder / f"draft-{name}"
+        if isinstance(head, Eagle3Head | NextTokenHead):
+            released.save_head(head.bfloat16(), place, pair.target, name="data/pair/target", gamma=DEPTHS)
+        else:
+            save_head(head, place)
+        note = {"of": "data/pair/target", "from": "random weights", "objective": "total variation"}
+        sizes = {"steps": plan.steps, "tokens": plan.steps * plan.rows * plan.length, "seed": SEED}
+        add_note(place, note | sizes | {"parameters": size_of(student)})
+    return [folder / f"draft-{name}" for name in shipped]
 
 
 if __name__ == "__main__":

@@ -80,8 +80,8 @@ class Learner:
     """A model in training and its optimizers. Gradients longer than `longest` are shortened to
     that.
 
-    Without `optimizers`, Muon has the matrices inside the layers, and AdamW embeddings and norms;
-    `factor` scales both learning rates, `MUON_RATE` and `ADAM_RATE`.
+    Without `optimizers`, Muon has the matrices inside the layers, and AdamW embeddings, output heads
+    and norms; `factor` scales both learning rates, `MUON_RATE` and `ADAM_RATE`.
     """
 
     def __init__(
@@ -107,7 +107,10 @@ def muon_and_adam(model: nn.Module, factor: float) -> tuple[torch.optim.Optimize
     """The optimizers of `Learner`."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     assert all(weight.ndim < 3 for weight in weights)
-    embedded = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
+    ends = [
+        module for name, module in model.named_modules() if isinstance(module, nn.Embedding) or name.endswith("lm_head")
+    ]
+    embedded = {id(module.weight) for module in ends}
     matrices = [weight for weight in weights if weight.ndim == 2 and id(weight) not in embedded]
     others = [weight for weight in weights if weight.ndim < 2 or id(weight) in embedded]
     return Muon(matrices, factor * MUON_RATE), adam(others, factor * ADAM_RATE)

@@ -138,7 +138,7 @@ def test_the_mean_over_all_texts_is_what_a_loop_counts(kind: str, gamma: int) ->
     assert marginal == pytest.approx(wanted_accepted / steps, abs=1e-12)
 
 
-@pytest.mark.parametrize("name", ["model", "attention head", "copy, otherwise a table"])
+@pytest.mark.parametrize("name", ["model", "EAGLE-3 head", "copy, otherwise a table"])
 def test_a_measurement_agrees_with_counting_in_the_loop(name: str) -> None:
     """Each within five standard errors, steps of several and of single tokens together."""
     target, drafter, gamma, new_tokens, rows = tiny.llama(), CHAINS[name](), 3, 6, 1200

@@ -248,7 +248,7 @@ def test_a_sampler_s_graph_serves_other_prompts_seeds_and_ends(any_device: Any, 
 
 
 @pytest.mark.parametrize("compile", [False, "auto"])
-@pytest.mark.parametrize("name", ["model", "attention head", "tree of a model"])
+@pytest.mark.parametrize("name", ["model", "EAGLE-3 head", "tree of a model"])
 def test_a_step_reads_few_slots_and_all_in_use(
     name: str, compile: Any, any_device: Any, checked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,10 +1,8 @@
-"""The attention head and its drafter: what it reads, for which targets it is, and what copies of the
-text leave to it."""
+"""The drafter with a head: what it computes again, and what copies of the text leave to it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +11,8 @@ from drafter_kinds import (
     VOCAB,
     WIDTH,
     attending,
-    attending_some,
     eagle3,
+    layer_config,
     lookup,
     near_model,
     next_token_layers,
@@ -24,9 +22,7 @@ from torch import Tensor
 
 from specnb import fast
 from specnb.drafters import Context
-from specnb.heads import AttentionDrafter, AttentionHead, FallbackDrafter, load_head, save_head
-
-HIDDEN = 16
+from specnb.heads import AttentionDrafter, Eagle3Head, FallbackDrafter
 
 
 def random_context(slots: int, lengths: list[int], layers: int = 2) -> Context:
@@ -61,49 +57,15 @@ def test_a_later_step_gets_what_a_new_start_would_get(made: Callable[[], Attenti
     assert not torch.allclose(stale.propose(later, own).q, expected, atol=1e-3)
 
 
-def test_attention_falls_with_the_distance_in_some_heads_and_sees_nothing_ahead() -> None:
-    bias = AttentionHead(WIDTH, HIDDEN, 4, (-1,)).bias(torch.tensor([[[3, 0, -1]]]))[0, :, 0]
-    assert bias[:, 0].tolist() == [0.0, 0.0, -0.75, -3.0]
-    assert (bias[:, 1] == 0).all()
-    assert (bias[:, 2] == torch.finfo(torch.float32).min).all()
-
-
-@torch.no_grad()
-def test_a_head_of_some_tokens_drafts_those_of_its_own_target() -> None:
-    """With the probabilities that the target's output head gives to them, and none of the
-    others."""
-    drafter, context = attending_some(), random_context(8, [4, 2])
-    drafter.start(context)
-    found = drafter.propose(context, some_uniforms(2, 2))
-    state = drafter.first_state(context, 2)
-    logits = near_model("llama").get_output_embeddings()(drafter.head.features(state))
-    expected = torch.zeros(2, VOCAB)
-    expected[:, [1, 3]] = torch.softmax(logits[:, [1, 3]], dim=-1)
-    assert torch.allclose(found.q[:, 0], expected.to(found.q.dtype), atol=1e-6)
-    other = near_model("llama")
-    other.get_output_embeddings().weight.mul_(1.1)
-    with pytest.raises(ValueError, match="trained for another target"):
-        AttentionDrafter(other, drafter.head)
-
-
-def test_a_saved_head_is_read_again(tmp_path: Path) -> None:
-    head = attending_some().head
-    save_head(head, tmp_path)
-    again = load_head(tmp_path)
-    assert again.settings == head.settings
-    for name, weight in head.state_dict().items():
-        assert torch.equal(again.state_dict()[name], weight if name == "proposed" else weight.bfloat16().float())
-
-
 @torch.no_grad()
 def test_its_layers_are_packed_in_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[object] = []
     monkeypatch.setattr("specnb.heads.pack", lambda modules: packed.append(modules) or [])
-    target, head = near_model("llama"), random_head(AttentionHead(WIDTH, HIDDEN, 2, (0, -1)))
+    target, head = near_model("llama"), random_head(Eagle3Head(layer_config(), (0, 1)))
     drafter = AttentionDrafter(target, head, compile="auto")
     assert packed
     assert drafter.head is not head
-    assert drafter.head.gate.weight is head.gate.weight
+    assert drafter.head.fc.weight is head.fc.weight
     assert not any(isinstance(module, fast.PackedLinear) for module in (*target.modules(), *head.modules()))
 
 

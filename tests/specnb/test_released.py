@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 
 from specnb.distributions import Sampling
-from specnb.heads import AttentionDrafter, AttentionHead, Eagle3Head, NextTokenHead
-from specnb.loading import TRAINED_PAIR, in_double, load_model, load_pair
+from specnb.heads import AttentionDrafter, Eagle3Head, NextTokenHead
+from specnb.loading import in_double, load_model
 from specnb.released import load_drafter, save_head
 from specnb.sampler import generate
 
@@ -354,13 +354,6 @@ def test_load_model_says_that_a_folder_is_a_draft(name: str, target: PreTrainedM
     folder = RELEASED[name](tmp_path, target)
     with pytest.raises(ValueError, match=re.escape(f"give it to load_drafter(target, {str(folder)!r})")):
         load_model(folder)
-
-
-def test_a_head_of_this_package_is_loaded() -> None:
-    target = load_pair(dtype="bfloat16").target
-    drafter = load_drafter(target, TRAINED_PAIR / "draft-attention")
-    assert isinstance(drafter.head, AttentionHead)
-    assert drafter.dtype == torch.bfloat16
 
 
 def test_a_model_is_no_draft_and_a_target_without_next_token_layers_has_none(

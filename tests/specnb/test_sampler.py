@@ -269,7 +269,7 @@ def test_the_bar_counts_tokens_and_those_that_will_not_come(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("room", [{"rows": 6, "slots": 32}, {}], ids=["room", "no room"])
-@pytest.mark.parametrize("kind", ["a model", "patchy", "nothing", "deep tree of a model", "attention head"])
+@pytest.mark.parametrize("kind", ["a model", "patchy", "nothing", "deep tree of a model", "EAGLE-3 head"])
 def test_earlier_calls_and_idle_rows_change_no_token(kind: str, room: dict[str, Any]) -> None:
     """Calls of all sizes in the batch of the first, which has more rows and slots than any needs; or each
     makes room for itself."""

@@ -16,7 +16,7 @@ from transformers.modeling_layers import MtpModel
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, sample
 from specnb.drafters import ChainDrafter, Context, Drafter, ModelDrafter, Proposal, TreeDrafter
-from specnb.heads import AttentionDrafter, AttentionHead, Eagle3Head, FallbackDrafter, NextTokenHead, NextTokenLayers
+from specnb.heads import AttentionDrafter, Eagle3Head, FallbackDrafter, NextTokenHead, NextTokenLayers
 from specnb.trees import independent_children
 from studies.drafters.drafters import CountedCopy
 from studies.drafters.early_exit import early_exit
@@ -101,17 +101,6 @@ def recurrent() -> FeatureDrafter:
     return FeatureDrafter(near_model("llama"), random_head(RecurrentHead(WIDTH, 16)))
 
 
-def attending(layers: tuple[int, ...] = (0, -1), most: int | None = None) -> AttentionDrafter:
-    return AttentionDrafter(near_model("llama"), random_head(AttentionHead(WIDTH, 16, 2, layers)), most=most)
-
-
-def attending_some() -> AttentionDrafter:
-    """Drafts two of the four tokens."""
-    target, head = near_model("llama"), AttentionHead(WIDTH, 16, 2, (0, -1), proposed=2)
-    head.choose(target, torch.tensor([3, 1]))
-    return AttentionDrafter(target, random_head(head))
-
-
 def layer_config(**settings: Any) -> LlamaConfig:
     """Of one layer for the tiny models."""
     sizes: dict[str, Any] = {"vocab_size": VOCAB, "hidden_size": WIDTH, "intermediate_size": 16, "num_hidden_layers": 1,
@@ -124,6 +113,12 @@ def eagle3() -> AttentionDrafter:
     head = Eagle3Head(layer_config(), (0, 1), draft_vocab=3, own_embedding=True, norm_before_residual=True)
     head.choose(torch.tensor([0, 1, 3]))
     return AttentionDrafter(near_model("llama"), random_head(head))
+
+
+def attending(most: int | None = None) -> AttentionDrafter:
+    """An EAGLE-3 head that drafts all tokens, with the target's embeddings."""
+    head = Eagle3Head(layer_config(), (0, 1), norm_before_residual=True)
+    return AttentionDrafter(near_model("llama"), random_head(head), most=most)
 
 
 def next_token() -> AttentionDrafter:
@@ -169,9 +164,8 @@ CHAINS: dict[str, Callable[[], Drafter]] = {
     "model": lambda: near("llama"),
     "early exit": lambda: ModelDrafter(early_exit(near_model("llama"), 1)),
     "recurrent head": recurrent,
-    "attention head": attending,
-    "attention head of some tokens": attending_some,
-    "EAGLE-3 head": eagle3,
+    "EAGLE-3 head": attending,
+    "EAGLE-3 head of some tokens": eagle3,
     "next-token head": next_token,
     "two next-token layers": next_token_layers,
     "parallel heads": parallel,

@@ -1,4 +1,4 @@
-"""Drafting and verification in one pass of the target, with look-ahead embeddings (PaSS)."""
+"""Drafting and verification in one pass of the target, with look-ahead embeddings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specnb.distributions import Uniforms, overlap
 from specnb.drafters import Context, Drafter, Proposal
 from specnb.sampler import generate
 from specnb.step import Setup
-from studies.drafters.lookahead_embeddings import PassDrafter, extended, losses, train
+from studies.drafters.lookahead_embeddings import FusedDrafter, extended, losses, train
 from studies.drafters.one_pass import ONE_PASS, OnePassBatch, OnePassDrafter
 
 COUNT = 2
@@ -33,7 +33,7 @@ HOW: dict[str, Any] = {"gamma": COUNT, "progress": False, "hooks": ONE_PASS}
 
 def test_the_loop_has_the_target_s_distribution() -> None:
     how: dict[str, Any] = {"gamma": COUNT, "hooks": ONE_PASS}
-    found = refilled(with_vectors(eager("llama")), PassDrafter(VOCAB, COUNT), 1_500, seed=8, eos=1, **how)
+    found = refilled(with_vectors(eager("llama")), FusedDrafter(VOCAB, COUNT), 1_500, seed=8, eos=1, **how)
     assert completions_p_value(found, "llama", 1) > FALSE_ALARMS / 2
     assert found.record.accepted.any()
 
@@ -61,19 +61,19 @@ class SecondStep(Drafter):
 
 
 @torch.inference_mode()
-def test_a_step_of_pass_has_the_target_s_joint_distribution() -> None:
+def test_a_fused_step_has_the_target_s_joint_distribution() -> None:
     """The drafter is enumerated after a pass of the real batch; q is that of a pass over the text
     and the vectors."""
     target, prefix = with_vectors(llama(dtype=torch.float64)), (3, 1, 2, 3, 1)
-    second = SecondStep(target, PassDrafter(VOCAB, COUNT))
+    second = SecondStep(target, FusedDrafter(VOCAB, COUNT))
     assert step_off(second, prefix, COUNT) < 1e-6
     logits = target(input_ids=torch.tensor([[*prefix[:-1], VOCAB, VOCAB + 1]]), use_cache=False).logits
     assert torch.allclose(second.drafter.q[0], torch.softmax(logits[0, -COUNT:], dim=-1), atol=1e-9)  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
-def test_every_q_of_pass_is_of_the_vectors_after_the_last_accepted_token() -> None:
-    target, drafter = with_vectors(llama(dtype=torch.float64)), PassDrafter(VOCAB, COUNT)
+def test_every_q_is_of_the_vectors_after_the_last_accepted_token() -> None:
+    target, drafter = with_vectors(llama(dtype=torch.float64)), FusedDrafter(VOCAB, COUNT)
     found = generate(target, PROMPTS * 3, drafter, max_new_tokens=9, **HOW)
     for row, (prompt, tokens) in enumerate(zip(PROMPTS * 3, found.tokens, strict=True)):
         known = len(prompt) + int(found.record.emitted[row, 0])

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from specnb.distributions import overlap
+from specnb.distributions import Sampling, overlap
 from specnb.drafters import Context
-from specnb.heads import AttentionDrafter
-from specnb.loading import Pair, load_pair
+from specnb.heads import Eagle3Head, HeadDrafter, NextTokenHead
+from specnb.loading import TRAINED_PAIR, Pair, load_pair
+from specnb.released import load_drafter, save_head
+from specnb.sampler import generate
 from studies import corpus
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
 from studies.training.feature_drafts import (
     CONTROL,
     DEPTHS,
-    Attention,
-    Parallel,
+    EAGLE3,
+    NEXT_TOKEN,
+    PENULTIMATE,
     Plan,
     Recurrent,
     Student,
     betas,
-    features,
+    states_of,
     students_of,
 )
 
 PLAN = Plan(steps=4, rows=2, length=40, hidden=8, wide=8, compiled=False)
-DRAFTERS: dict[str, Any] = {
-    "attention": AttentionDrafter, "recurrent": FeatureDrafter, "parallel": ParallelHeadsDrafter,
-}  # fmt: skip
+CHAINED = (EAGLE3, PENULTIMATE, NEXT_TOKEN)
+DRAFTERS: dict[str, Any] = {"recurrent": FeatureDrafter, "parallel": ParallelHeadsDrafter}
 
 
 @pytest.fixture(scope="module")
@@ -48,25 +51,32 @@ def with_random_weights(pair: Pair) -> dict[str, Student]:
     """Students whose distributions depend on what they read."""
     students = students_of(pair, PLAN)
     generator = torch.Generator().manual_seed(3)
-    for name in DRAFTERS:
+    for name in (*CHAINED, *DRAFTERS):
         for weight in students[name].parameters():
             weight.normal_(std=0.2, generator=generator)
     return students
 
 
+def drafter_of(pair: Pair, name: str, head: Any, folder: Path) -> HeadDrafter:
+    """With the trained head; of those that other engines load, with what they read."""
+    if name in DRAFTERS:
+        return DRAFTERS[name](pair.target, head)  # type: ignore[no-any-return]
+    save_head(head, folder, pair.target)
+    return load_drafter(pair.target, folder)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> None:
+@pytest.mark.parametrize("name", [*CHAINED, *DRAFTERS])
+def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str, tmp_path: Path) -> None:
     """In steps whose newest token is at `newest`. The uniforms are chosen so that the drafter
     samples the sequence's own tokens."""
     student = with_random_weights(pair)[name]
-    assert isinstance(student, Attention | Recurrent | Parallel)
-    drafter = DRAFTERS[name](pair.target, student.head)
+    drafter = drafter_of(pair, name, student.head, tmp_path)
     tokens = torch.randint(4096, (1, 12), generator=torch.Generator().manual_seed(0))
-    states, _ = features(pair.target, tokens)
-    own = states if name == "attention" else states[..., -pair.target.config.hidden_size :]
-    parts = student(tokens, states)
+    layers = pair.target(input_ids=tokens, output_hidden_states=True).hidden_states
+    parts = student(tokens, states_of(layers))
     for newest in (1, 6):
+        own = torch.cat([layers[layer] for layer in drafter.hidden_layers], dim=-1)
         context = Context(tokens, torch.tensor([newest + 1]), own)
         uniforms = torch.zeros(1, DEPTHS, dtype=torch.float64)
         for depth, (logits, at) in enumerate(parts):
@@ -77,6 +87,17 @@ def test_a_student_computes_what_its_drafter_proposes(pair: Pair, name: str) -> 
             following = int(tokens[0, newest + depth + 1])
             uniforms[0, depth] = float(q[:following].sum() + q[following] / 2)
     assert [part.logits.shape[1] for part in parts] == [11, 10, 9, 8]
+
+
+@pytest.mark.parametrize(("name", "kind"), [("draft-eagle3", Eagle3Head), ("draft-next-token", NextTokenHead)])
+def test_the_heads_that_ship_are_loaded_and_greedy_output_is_the_target_s(name: str, kind: type, pair: Pair) -> None:
+    drafter = load_drafter(pair.target, TRAINED_PAIR / name, Sampling(0))
+    assert isinstance(drafter.head, kind)
+    prompts = [pair.encode("def area("), pair.encode("import math\n\nclass Circle:\n    def")]
+    how: dict[str, Any] = {"max_new_tokens": 24, "sampling": Sampling(0), "progress": False}
+    found = generate(pair.target, prompts, drafter, gamma=DEPTHS, **how)
+    assert found.tokens == generate(pair.target, prompts, None, **how).tokens
+    assert found.record.tokens_per_step > 1.3
 
 
 @torch.no_grad()
