@@ -1,20 +1,22 @@
 # Tokens of other engines for the audit: `make engines`, `make engines ENGINE=openvino`.
 #
-# Every engine gets an environment of its own from pinned versions (audit/data/engines/<engine>.txt). Each row of
+# Every engine gets an environment of its own from pinned versions (audit/data/engines/<engine>.txt; gemma4 is transformers
+# in a release that can build Gemma 4's assistant). Each row of
 # audit/data/engines/rows.csv is a job, and one that fails leaves the others alone (--keep-going). Tokens are committed, so a
 # mark under build/engines/done stands for each file; `make studies ONLY=engines` audits them, without any engine.
 import os
 import sys
 
-from audit_studies.engines.engines import rows
+from audit_studies.engines.engines import SHIPPED, rows
 
 ENGINE = str(config.get("engine") or "")  # `--config engine=` is None
-STANDARD = ("openvino", "llama_cpp", "transformers")  # together within 40 minutes on two cores; the others by name
+STANDARD = ("openvino", "llama_cpp", "transformers")  # with the pair within 40 minutes on two cores; the others by name
 WANTED = (ENGINE,) if ENGINE else STANDARD
 LONGER = {("llama_cpp", "default", 1.0), ("transformers", "default", 1.0), ("transformers", "float32", 0.9)}  # engine, dtype, top-p
 CHOSEN = [
     row for row in rows().values()
-    if row.environment in WANTED and (ENGINE or (row.engine, row.dtype, row.top_p) not in LONGER)
+    if row.environment in WANTED
+    and (ENGINE or (row.target == SHIPPED and (row.engine, row.dtype, row.top_p) not in LONGER))
 ]
 if not CHOSEN:
     raise ValueError(f"no row of audit/data/engines/rows.csv is of engine {ENGINE!r}; there are {sorted({r.environment for r in rows().values()})}")
@@ -27,7 +29,7 @@ def python(engine):
 
 def needed(row):
     """What must exist before a row is collected: the engine's environment."""
-    return [] if row.engine == "transformers" else [f"build/engines/{row.environment}/installed.txt"]
+    return [] if row.environment == "transformers" else [f"build/engines/{row.environment}/installed.txt"]
 
 
 rule all:

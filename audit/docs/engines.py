@@ -8,7 +8,10 @@ import pandas as pd
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = {"openvino": "OpenVINO GenAI", "llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm", "vllm": "vLLM (CPU build)",
-         "vllm_mended": "vLLM (CPU build), mended", "onnxruntime": "ONNX Runtime GenAI"}  # fmt: skip
+         "vllm_mended": "vLLM (CPU build), mended", "onnxruntime": "ONNX Runtime GenAI",
+         "transformers_mended": "transformers, mended"}  # fmt: skip
+TARGETS = {"pair": "trained pair", "llama": "Llama", "gemma4": "Gemma 4", "glm4-moe": "GLM-4-MoE",
+           "deepseek-v3": "DeepSeek-V3"}  # fmt: skip
 HEAD = """\
 # Engines and versions that were audited
 
@@ -18,11 +21,12 @@ An engine that is not here: [any engine in twenty minutes](any-engine.md).
 
 ## Tokens
 
-Audited on {date}, at a false-alarm rate of {delta:g}; the target is the pair that ships. *Control*: the verdict on the
-same engine and settings without speculation, which a wrong conversion would not pass. *Smallest deviation*: the total
-variation per token from which on a leak of the draft, and a wrong q in the acceptance test, would have been found in so
-many tokens with probability 0.9; the size of one kind says nothing of another. A rejected row says after how many
-tokens it was. At temperature 0 every token but the argmax counts.
+Audited on {date}, at a false-alarm rate of {delta:g}. The target is that of the pair that ships, or a small model of
+the architecture named, with random weights. *Control*: the verdict on the same engine, target and settings without
+speculation, which a wrong conversion would not pass. *Smallest deviation*: the total variation per token from which
+on a leak of the draft, and a wrong q in the acceptance test, would have been found in so many tokens with probability
+0.9; the size of one kind says nothing of another. A rejected row says after how many tokens it was. At temperature 0
+every token but the argmax counts.
 
 """
 CHECKS = """
@@ -65,9 +69,9 @@ def tokens() -> str:
         smallest = f"after {row.found_after:.0f} tokens" if row.verdict == "rejected" else smallest
         control = table.verdict.get(row.control, "none")
         verdict = f"**{row.verdict}**" if row.verdict == "rejected" else row.verdict
-        rows.append([NAMES.get(row.engine, row.engine), row.version, row.speculation, settings(row), f"{row.tokens:,}",
-                     control, verdict, smallest])  # fmt: skip
-    return markdown(["engine", "version", "speculation", "settings", "tokens", "control", "verdict",
+        rows.append([NAMES.get(row.engine, row.engine), row.version, TARGETS[row.target], row.speculation,
+                     settings(row), f"{row.tokens:,}", control, verdict, smallest])  # fmt: skip
+    return markdown(["engine", "version", "target", "speculation", "settings", "tokens", "control", "verdict",
                      "smallest deviation"], rows)  # fmt: skip
 
 

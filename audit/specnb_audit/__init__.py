@@ -18,6 +18,8 @@ From the bottom up; each module imports only from those before it:
     token_file, cli                     files of tokens; the command `specnb-audit`
     predict_numbers, predict_devices, predict_speed, explain_speed
                                         speed-ups from reported figures, without torch
+    draft_replay, draft_mistakes, low_acceptance
+                                        which mistake in serving a draft explains low acceptance
     kernels                             acceptance functions of released engines, enumerated
 
 >>> import specnb_audit, torch
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from specnb_audit.constraints import Constraints
     from specnb_audit.engine import Aim, Engine
     from specnb_audit.explain_speed import explain, fit_steps
+    from specnb_audit.low_acceptance import explain_acceptance
     from specnb_audit.predict_speed import predict
     from specnb_audit.report import Report
     from specnb_audit.token_file import save_tokens
@@ -60,6 +63,7 @@ _HOMES = {
     },
     **{"Report": "report", "save_tokens": "token_file"},
     **{"predict": "predict_speed", "explain": "explain_speed", "fit_steps": "explain_speed"},
+    "explain_acceptance": "low_acceptance",
 }
 __all__ = list(_HOMES)
 

@@ -2,7 +2,8 @@
 
 A line may also have `steps`, the number of tokens emitted by each step; `batch`, what sequences
 that were generated together share; `seed`; `forced`, `min_tokens` and `allowed_token_ids`
-(`specnb_audit.constraints`); and `logprobs`, the engine's own. Names of vLLM and SGLang are read, too.
+(`specnb_audit.constraints`); `logprobs`, the engine's own; and `kind`, a name of the kind of text.
+Names of vLLM and SGLang are read, too.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ class Sequence(NamedTuple):
     min_tokens: int | None = None
     allowed: list[Any] | None = None
     logprobs: list[float | None] | None = None
+    kind: str | None = None
 
 
-def read_tokens(file: Path) -> list[Sequence]:
+def read_tokens(file: Path, bonus: bool = True) -> list[Sequence]:
     """The sequences in `file`, which may be compressed by gzip. Raises `ValueError`, with file and
-    line, for anything else."""
-    sequences = [_sequence(_parsed(line, where), where) for line, where in lines_in(file, LINE)]
+    line, for anything else.
+
+    `bonus` says whether `steps` count the last token of each step, which was not drafted.
+    """
+    sequences = [_sequence(_parsed(line, where), where, bonus) for line, where in lines_in(file, LINE)]
     for sequence in sequences:
         require_alike(sequences[0], sequence)
     return sequences
@@ -127,7 +132,7 @@ def _blank(line: bytes, before: int, where: str) -> int:
     return blank
 
 
-def _sequence(entries: dict[str, Any], where: str) -> Sequence:
+def _sequence(entries: dict[str, Any], where: str, bonus: bool = True) -> Sequence:
     prompt, tokens = (_integers(entries, key, where) for key in ("prompt", "tokens"))
     batch, seed = entries.get("batch"), entries.get("seed")
     if batch is not None and type(batch) not in (int, str):
@@ -135,16 +140,24 @@ def _sequence(entries: dict[str, Any], where: str) -> Sequence:
     if seed is not None and type(seed) is not int:
         raise ValueError(f"{where}: 'seed' is {_short(json.dumps(seed))}; give an integer, or leave it out")
     steps = _integers(entries, "steps", where) if "steps" in entries else None
-    if steps is not None and sum(steps) != len(tokens):
-        total = _short(str(sum(steps)))
+    total = 0 if steps is None else sum(steps) + len(steps) * (not bonus)
+    if steps is not None and total != len(tokens):
         raise ValueError(
-            f"{where}: steps add up to {total} for {len(tokens)} tokens; give the number of tokens of each step"
+            f"{where}: steps add up to {_short(str(total))} for {len(tokens)} tokens; give the number of tokens of "
+            "each step"
         )
     forced = _integers(entries, "forced", where) if "forced" in entries else None
     return Sequence(
         where, prompt, tokens, steps, batch, seed, forced, _minimum(entries, where), _allowed(entries, where),
-        _logprobs(entries, where, len(tokens)),
+        _logprobs(entries, where, len(tokens)), _kind(entries, where),
     )  # fmt: skip
+
+
+def _kind(entries: dict[str, Any], where: str) -> str | None:
+    value = entries.get("kind")
+    if value is not None and type(value) is not str:
+        raise ValueError(f"{where}: 'kind' is {_short(json.dumps(value))}; give a name, or leave it out")
+    return value
 
 
 def _minimum(entries: dict[str, Any], where: str) -> int | None:

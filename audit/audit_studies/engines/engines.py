@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from transformers import PreTrainedModel
 
+from audit_studies.engines import random_targets
 from specnb.distributions import Sampling
 from specnb.loading import load_pair
 from specnb_audit.api import audit
@@ -32,6 +34,7 @@ ROWS = data_file("audit/engines/rows.csv")
 TOKENS = data_file("audit/engines/tokens")
 DELTA = 1e-6
 NEW_TOKENS = 64  # of every completion that no end token ends
+SHIPPED = "pair"  # the target that ships
 # Of the filters, where it is not that of `Sampling`
 ORDERS = {"llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm"}
 
@@ -39,13 +42,15 @@ ORDERS = {"llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm"}
 class Row(NamedTuple):
     """One row of the table: what an engine was asked for.
 
-    `number` from 1 is also the seed of its run. `eos` is the token that ends a completion, for an
-    engine that cannot be asked to go on without taking that token out of the distribution.
+    `number` from 1 is also the seed of its run. `target` is the pair that ships, or one of
+    `random_targets`. `eos` is the token that ends a completion, for an engine that cannot be asked
+    to go on without taking that token out of the distribution.
     """
 
     number: int
     name: str
     engine: str
+    target: str
     speculation: str
     temperature: float
     top_k: int
@@ -64,9 +69,15 @@ class Row(NamedTuple):
         return Claimed(plain.temperature, plain.top_k, plain.top_p, order=ENGINE_ORDERS[ORDERS[self.engine]])
 
     @property
-    def environment(self) -> str:
-        """The engine whose environment it runs in: that of the release, for a mended one."""
+    def released(self) -> str:
+        """The engine, or the released one of which it is a mended one."""
         return self.engine.removesuffix("_mended")
+
+    @property
+    def environment(self) -> str:
+        """What environment it runs in: the engine's, or that of a release which has the
+        architecture."""
+        return "gemma4" if self.target == "gemma4" else self.released
 
     @property
     def file(self) -> Path:
@@ -79,8 +90,9 @@ def rows(path: Path = ROWS) -> dict[str, Row]:
     with path.open(newline="", encoding="utf-8") as lines:
         return {
             one["row"]: Row(
-                number, one["row"], one["engine"], one["speculation"], float(one["temperature"]), int(one["top_k"]),
-                float(one["top_p"]), one["dtype"], int(one["completions"]), int(one["eos"]) if one["eos"] else None,
+                number, one["row"], one["engine"], one["target"], one["speculation"], float(one["temperature"]),
+                int(one["top_k"]), float(one["top_p"]), one["dtype"], int(one["completions"]),
+                int(one["eos"]) if one["eos"] else None,
             )
             for number, one in enumerate(csv.DictReader(lines), 1)
         }  # fmt: skip
@@ -95,7 +107,9 @@ def control(row: Row) -> str | None:
     same = [
         other.name
         for other in rows().values()
-        if other.speculation == "none" and other.engine == row.environment and other[4:8] == row[4:8]
+        if other.speculation == "none"
+        and (other.engine, other.target) == (row.released, row.target)
+        and other[5:9] == row[5:9]
     ]
     return None if row.speculation == "none" or not same else same[0]
 
@@ -113,13 +127,21 @@ def record(row: Row) -> dict[str, Any]:
 
 def audited(row: Row, part: slice = slice(None)) -> Report:
     """The audit of a row's committed completions, or of `part` of them, with the draft model's
-    distributions."""
-    pair, sequences = load_pair(), read_tokens(row.file)[part]
+    distributions where there is one."""
+    (target, draft), sequences = models(row), read_tokens(row.file)[part]
     return audit(
-        pair.target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
-        sampling=row.sampling, draft=pair.draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,
+        target, [one.tokens for one in sequences], prompts=[one.prompt for one in sequences],
+        sampling=row.sampling, draft=draft, eos=row.eos, max_new_tokens=NEW_TOKENS, delta=DELTA, progress=False,
         engine=Engine(dtype=getattr(torch, record(row)["computes_in"])),
     )  # fmt: skip
+
+
+def models(row: Row) -> tuple[PreTrainedModel, PreTrainedModel | None]:
+    """The target of a row, and its draft model or None."""
+    if row.target != SHIPPED:
+        return random_targets.target(row.target), random_targets.draft_model(row.target, row.speculation)
+    pair = load_pair()
+    return pair.target, pair.draft
 
 
 def collected() -> list[str]:
@@ -140,7 +162,7 @@ def measure(item: str, completions: int | None) -> list[dict[str, Any]]:
     noted, report = record(row), audited(row, slice(completions))
     detectable = report.detectable or {}
     line: dict[str, Any] = {"row": row.name, "engine": row.engine, "version": noted["version"]}
-    line |= {name: getattr(row, name) for name in ("speculation", "temperature", "top_k", "top_p", "dtype")}
+    line |= {name: getattr(row, name) for name in ("target", "speculation", "temperature", "top_k", "top_p", "dtype")}
     line |= {"control": control(row), "tokens": report.tokens, "verdict": report.verdict}
     line |= {"found_after": report.found_after, "kind": report.diagnosis, "log10_e": report.log10_e_peak}
     line |= columns("tv", report.tv) | {"impossible": report.violations.get("impossible", 0)}

@@ -4,7 +4,8 @@
     python -m audit_studies.engines.engines_collect openvino-none-t1
     build/engines/openvino/bin/python
 
-Prompts are pieces of the held-out files. Given a row of `audit/data/engines/rows.csv`, the engine
+Prompts are pieces of the held-out files; those of random targets are the first
+tokens of these, modulo their vocabulary. Given a row of `audit/data/engines/rows.csv`, the engine
 runs in its environment with the adapter of `audit_studies.engines.adapters`. The tokens go to
 `audit/data/engines/tokens/<row>.jsonl.gz`, compressed to the same bytes each time, and what they
 came from to `<row>.json`: version, settings, the dtype that the engine computes in, rows of a
@@ -24,8 +25,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from audit_studies.engines import random_targets
 from audit_studies.engines.adapters.__main__ import adapter
-from audit_studies.engines.engines import NEW_TOKENS, Row, digest, rows
+from audit_studies.engines.engines import NEW_TOKENS, SHIPPED, Row, digest, rows
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.statistics import machine
 from specnb_audit.cli.settings import Settings
@@ -72,19 +74,49 @@ def precision(row: Row, python: str) -> str:
     if row.dtype != "default":
         return row.dtype
     asked = f"default_dtype({str(TRAINED_PAIR / 'target')!r})"
-    return answer(python, f"from audit_studies.engines.adapters.{row.environment} import default_dtype; print({asked})")
+    return answer(python, f"from audit_studies.engines.adapters.{row.released} import default_dtype; print({asked})")
+
+
+def models(row: Row, python: str) -> tuple[Path, Path]:
+    """The folders of the target and of the drafter. Random ones are written in the environment of
+    the engine, whose release has their architecture."""
+    if row.target == SHIPPED:
+        return TRAINED_PAIR / "target", TRAINED_PAIR / "draft"
+    folder = MODELS / row.target
+    if not folder.exists():
+        code = "from pathlib import Path; from audit_studies.engines.random_targets import save"
+        answer(python, f"{code}; print(save({row.target!r}, Path({str(folder)!r})))")
+    return folder / "target", folder / row.speculation
+
+
+def prompts_of(row: Row) -> Path:
+    """The file of a row's prompts."""
+    if row.target == SHIPPED:
+        return PROMPTS
+    made = RAW / f"prompts-{random_targets.VOCAB}.jsonl"
+    ids = [[token % random_targets.VOCAB for token in prompt[: LENGTHS[0]]] for prompt in read_prompts(PROMPTS)]
+    write(made, "".join(json.dumps(prompt) + "\n" for prompt in ids))
+    return made
 
 
 def command(row: Row, python: str, out: Path) -> list[str]:
     """The command that collects a row's tokens with the Python of the engine's environment."""
+    target, drafter = models(row, python)
     options = {
-        "target": TRAINED_PAIR / "target", "draft": TRAINED_PAIR / "draft", "cache": MODELS, "prompts": PROMPTS,
+        "target": target, "draft": drafter, "cache": MODELS, "prompts": prompts_of(row),
         "count": row.completions, "out": out, "speculation": row.speculation, "gamma": GAMMA,
         "temperature": row.temperature, "top-k": row.top_k, "top-p": row.top_p, "max-new-tokens": NEW_TOKENS,
         "seed": row.number, "dtype": row.dtype,
     }  # fmt: skip
     named = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [python, "-m", "audit_studies.engines.adapters", row.engine, *named]
+
+
+def batch(row: Row) -> int:
+    """How many completions the adapter generates together."""
+    engine = adapter(row.engine)
+    one_length = row.target != SHIPPED and row.speculation == "none"
+    return int(getattr(engine, "TOGETHER" if one_length else "BATCH", 1))
 
 
 def collect(row: Row, python: str) -> Path:
@@ -104,7 +136,7 @@ def collect(row: Row, python: str) -> Path:
         "settings": row._asdict(),
         "gamma": GAMMA,
         "computes_in": precision(row, python),
-        "batch": getattr(adapter(row.engine), "BATCH", 1),
+        "batch": batch(row),
         "seeds": [Settings(seed=row.number).seed_of(number) for number in (0, row.completions - 1)],
         "completions": len(read_prompts(raw)),
         "seconds": seconds,

@@ -26,6 +26,7 @@ from types import FrameType
 from specnb_audit import __version__
 from specnb_audit.cli import audit_options
 from specnb_audit.cli import collect as collect_command
+from specnb_audit.cli import explain_acceptance as explain_acceptance_command
 from specnb_audit.cli import kernels as kernels_command
 from specnb_audit.cli import predict as predict_command
 
@@ -76,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="specnb-audit", description="Tests whether a sampler is lossless.")
     parser.add_argument("--version", action="version", version=f"specnb-audit {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
-    for command in (audit_options, collect_command, kernels_command, predict_command):
+    for command in (audit_options, collect_command, kernels_command, predict_command, explain_acceptance_command):
         command.add_to(commands)
     return parser
 

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from audit_studies.engines import engines
-from audit_studies.power import audit_comparison, bug_suite, engine_checks
+from audit_studies.power import anytime, audit_comparison, bug_suite, engine_checks
 from audit_studies.power.compared_samples import LENGTH, greedy_mismatch
 from audit_studies.power.random_pair import random_pair
 from specnb.loading import load_pair
@@ -41,6 +41,11 @@ def test_audit_comparison() -> None:
     ]
     rows = committed("audit_comparison", bug=name, test="greedy")
     pd.testing.assert_frame_equal(audit_comparison.counted(name, found), rows, check_dtype=False)
+
+
+def test_anytime() -> None:
+    made = anytime.measure("raw-q", **find("anytime").settings)
+    pd.testing.assert_frame_equal(made, committed("anytime", bug="raw-q"), check_dtype=False)
 
 
 def test_engine_checks() -> None:

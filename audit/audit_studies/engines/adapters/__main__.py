@@ -23,7 +23,8 @@ from audit_studies.engines.adapters import Adapter, Models
 from specnb_audit.cli.settings import add_settings, requests, settings_of
 from specnb_audit.cli.tokens_out import complete_lines, read_prompts, to_stderr, write_tokens
 
-ENGINES = ("llama_cpp", "mlx_lm", "onnxruntime", "openvino", "transformers", "vllm", "vllm_mended")
+ENGINES = ("llama_cpp", "mlx_lm", "onnxruntime", "openvino", "transformers", "transformers_mended", "vllm",
+           "vllm_mended")  # fmt: skip
 
 
 def adapter(engine: str) -> Adapter:

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from audit_studies.engines import random_targets
 from audit_studies.engines.adapters import Models
 from audit_studies.engines.adapters.__main__ import ENGINES
 from specnb.loading import TRAINED_PAIR
@@ -56,6 +58,35 @@ def test_transformers_assisted_generation_keeps_the_prompt_apart() -> None:
     (tokens,) = transformers.generate(models, [Request([0, 5, 9], 1)], settings)
     assert len(tokens) == 4
     assert transformers.default_dtype(str(models.target)) == "bfloat16"  # that of its file
+
+
+@pytest.mark.parametrize("target", ["llama", "glm4-moe", "deepseek-v3"])
+def test_targets_with_random_weights_are_those_of_their_folders_and_draft(target: str, tmp_path: Path) -> None:
+    """The audit builds the target, the engine loads it; p is neither almost uniform nor one
+    token."""
+    from audit_studies.engines.adapters import transformers
+
+    own = random_targets.target(target)
+    random_targets.save(target, tmp_path)
+    ids = torch.randint(random_targets.VOCAB, (2, 20), generator=torch.Generator().manual_seed(0))
+    logits = own(ids).logits.detach()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    assert (loaded(ids).logits - logits).abs().max() < 1e-5
+    assert 1 < torch.special.entr(logits.softmax(-1)).sum(-1).mean() < 3.5
+    kinds = ["dflash", "other-tokenizer", "early-exit", "stopping", "lookup"] if target == "llama" else ["mtp"]
+    made = {}
+    for kind in ["none", *kinds]:
+        (made[kind],) = transformers.generate(
+            Models(tmp_path / "target", tmp_path / kind), [Request([0, 5, 9], 1)],
+            Settings(speculation=kind, max_new_tokens=6, temperature=0.0),
+        )  # fmt: skip
+    assert set(map(tuple, made.values())) == {tuple(made["none"])}
+
+
+def test_the_mend_of_transformers_makes_the_draft_tokens_certain() -> None:
+    from audit_studies.engines.adapters.transformers_mended import certain
+
+    assert certain(torch.rand(1, 2, 3), torch.tensor([[2, 0]])).softmax(-1).tolist() == [[[0, 0, 1], [1, 0, 0]]]
 
 
 def test_the_mend_of_vllm_repeats_each_value_for_its_draft_tokens() -> None:

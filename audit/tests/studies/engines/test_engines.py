@@ -37,9 +37,10 @@ def test_every_rejected_row_has_a_control_that_was_not_or_has_its_fault() -> Non
     assert of_the_engine <= rejected
     for name in rejected - of_the_engine:
         assert TABLE.verdict[engines.control(ROWS[name])] != "rejected"
-    mended = [row for row in ROWS.values() if row.engine != row.environment]
+    mended = [row for row in ROWS.values() if row.engine != row.released]
     assert mended
-    assert all(ROWS[str(engines.control(row))].engine == row.environment for row in mended)
+    assert all(ROWS[str(engines.control(row))].engine == row.released for row in mended)
+    assert all(ROWS[name].target == ROWS[str(engines.control(ROWS[name]))].target for name in rejected - of_the_engine)
     assert len(ROWS) == len({row.number for row in ROWS.values()})
 
 
