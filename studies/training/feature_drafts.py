@@ -327,7 +327,7 @@ def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
             released.save_head(head.bfloat16(), place, pair.target, name="data/pair/target", gamma=DEPTHS)
         else:
             save_head(head, place)
-        note = {"of": "data/pair/target", "from": "random weights", "objective": "total variation"}
+        note = {"of": "data/pair/target", "from": "random weights", "objective": "forward KL, then total variation"}
         sizes = {"steps": plan.steps, "tokens": plan.steps * plan.rows * plan.length, "seed": SEED}
         add_note(place, note | sizes | {"parameters": size_of(student)})
     return [folder / f"draft-{name}" for name in shipped]
