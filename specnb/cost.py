@@ -104,7 +104,7 @@ class CostMeter:
     ) -> None:  # fmt: skip
         if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
             raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
-        required = context + lengths[-1] + 1  # a pass over all slots would be compiled for their number alone
+        required = context + lengths[-1]
         self.lengths = tuple(lengths)
         self.order = np.random.default_rng(seed)
         vocab = min(vocabulary(model) for model in (pair.target, pair.draft))

@@ -30,7 +30,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from specnb.cache import SEEN_MULTIPLE, RaggedCache, decoder_config, written_and_seen
+from specnb.cache import RaggedCache, decoder_config, written_and_seen
 
 Module = TypeVar("Module", bound=nn.Module)
 Compile = bool | Literal["auto"]
@@ -318,8 +318,11 @@ class CompiledLayers:
         kind = self.kinds[number]
         on_host = hidden.device.type == "cpu"
         key = (kind, hidden.shape, cache.capacity, None if on_host else cache.seen)
+        if key not in self.ready and on_host and cache.seen == cache.capacity:
+            # Code for any number of slots cannot be compiled from a pass that reads all of them.
+            key = (*key[:3], cache.seen)
         if key not in self.ready:
-            if on_host and cache.capacity > SEEN_MULTIPLE:  # else a pass reads all slots
+            if key[3] is None:
                 torch._dynamo.mark_dynamic(given[masks[0]], 3)
             self.ready[key] = compiled(partial(_run_layer, caches[0], masks[0]))
         with warnings.catch_warnings():

@@ -124,7 +124,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
     for mode in (False, True)[: 1 + compiled]:
         compile, of_head = modes[mode]
         costs[mode] = measure_costs(
-            pair, context=CONTEXT, slots=2 * CONTEXT, lengths=LENGTHS, repetitions=7, compile=compile, progress=False
+            pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, compile=compile, progress=False
         )
         c[mode] = head_cost(target, asked[0], float(np.median(costs[mode].target[:, 0])), of_head)
     over = {name: "plain, compiled" for name in ways if name.endswith(", compiled") and name != "plain, compiled"}

@@ -17,7 +17,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny import llama, neox, qwen2
+from tiny import llama, neox, qwen2, roomy
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -444,6 +444,21 @@ def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: 
     assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
     assert sampler.private.compiled is not None
     assert sampler.private.compiled.kinds == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("not_compiled")
+def test_code_for_any_number_of_slots_does_not_come_from_a_pass_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch would refuse it, because the number is also the size of the cache."""
+    marked: list[int] = []
+    monkeypatch.setattr(torch._dynamo, "mark_dynamic", lambda mask, axis: marked.append(mask.shape[axis]))
+    target, draft = roomy(8), roomy(8, 5)
+    for prompt, new_tokens, expected in (([1] * 70, 12, set()), ([1] * 10, 72, {64})):
+        drafter = ModelDrafter(draft, compile=True)
+        made = generate(target, [prompt], drafter, gamma=2, max_new_tokens=new_tokens)
+        assert made.tokens == generate(target, [prompt], draft, gamma=2, max_new_tokens=new_tokens).tokens
+        assert drafter.private.compiled is not None
+        assert drafter.private.compiled.ready
+        assert set(marked) == expected
 
 
 @NEEDS_COMPILER
