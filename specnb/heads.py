@@ -268,6 +268,11 @@ class HeadDrafter(SequentialDrafter):
     def fewest(self, gamma: int) -> int:
         return gamma if self.most is None else min(self.most, gamma)
 
+    @property
+    def may_be_left_out(self) -> bool:
+        """Whether a step may do without the head, which then reads later what it missed."""
+        return False
+
     def first_state(self, context: Context, drafted: int) -> Tensor:
         """The state for the first draft token; the last step evaluated at most `drafted` draft tokens."""
         raise NotImplementedError
@@ -303,6 +308,10 @@ class AttentionDrafter(HeadDrafter):
         self.dtype, self.device = weight.dtype, weight.device
         self.allocated: tuple[Any, ...] = ()
 
+    @property
+    def may_be_left_out(self) -> bool:
+        return self.device.type == "cpu" and not self.capturable
+
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         if rows is None:
@@ -331,7 +340,7 @@ class AttentionDrafter(HeadDrafter):
         # tokens of its own for those before them. A CPU knows how many they are; else there may be `drafted` + 1. In a
         # row of fewer tokens the first one is computed several times.
         new = drafted + 1
-        if context.lengths.device.type == "cpu" and not self.capturable:
+        if self.may_be_left_out:
             new = max(1, int((context.lengths - self.entered).max()))
             self.entered = context.lengths.clone()
         back = torch.arange(1 - self.head.chained - new, 0, device=context.lengths.device)
@@ -384,8 +393,7 @@ class FallbackDrafter(Drafter):
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         copied = self.copy.propose(context, uniforms)
-        skips = context.lengths.device.type == "cpu" and not self.head.capturable
-        if skips and copied.draft_tokens.shape[1] and bool((copied.draft_tokens[:, 0] >= 0).all()):
+        if self.head.may_be_left_out and copied.draft_tokens.shape[1] and bool((copied.draft_tokens[:, 0] >= 0).all()):
             return copied
         sampled = self.head.propose(context, uniforms)
         width = max(copied.draft_tokens.shape[1], sampled.draft_tokens.shape[1])

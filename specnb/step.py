@@ -274,7 +274,7 @@ class Batch:
     def step(self, mark: Callable[[str], None] | None = None) -> None:
         """Draft, verify, emit, for every row; `mark` is called with the name of each part as it ends."""
         self.bound.step()
-        self.last = self.captured["in_parts"]() if "in_parts" in self.captured and mark is None else self.in_parts(mark)
+        self.last = self.part("in_parts")() if mark is None else self.in_parts(mark)
 
     def part(self, name: str) -> Callable[..., Any]:
         """The method `name`, captured or not."""
