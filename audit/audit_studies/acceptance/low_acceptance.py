@@ -62,7 +62,7 @@ def logged(pair: Pair, planted: Planted, sampling: Sampling, number: int, rows: 
     each = -(-steps // rows)
     made = generate(
         planted.target or pair.target, [planted.prompts(prompt) for prompt in prompts], planted.drafter, gamma=GAMMA,
-        max_new_tokens=each * (GAMMA + 1), sampling=sampling, seed=number, check=False, progress=False,
+        max_new_tokens=each * (GAMMA + 1), sampling=sampling, seed=number, progress=False,
         hooks=Hooks(batch_class=planted.batch),
     )  # fmt: skip
     # As an engine that is stopped after so many steps, or a token later, so that the last one is whole.
