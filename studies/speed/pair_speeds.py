@@ -19,8 +19,8 @@ from specnb.cache import slots_for
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter
 from specnb.fast import Compile
-from specnb.heads import AttentionDrafter
 from specnb.loading import TRAINED_PAIR, Pair, load_model, load_pair
+from specnb.released import load_drafter
 from specnb.sampler import Sampler
 from specnb.statistics import machine
 from studies.drafters.heads import FeatureDrafter, load_head
@@ -29,7 +29,6 @@ from studies.speed.pairs import PROMPTS, prompts_of
 from studies.study import Study
 
 NONE, GAMMA, GAMMAS = "none", 4, (3, 4, 5, 6, 8)
-HEADS: dict[str, Any] = {"recurrent": FeatureDrafter, "attention": AttentionDrafter}
 
 
 def drafters_of(pair: Pair, sampling: Sampling, compile: Compile) -> dict[str, Drafter | None]:
@@ -37,9 +36,11 @@ def drafters_of(pair: Pair, sampling: Sampling, compile: Compile) -> dict[str, D
     models = {"draft model": pair.draft, "distilled draft model": load_model(TRAINED_PAIR / "draft-distilled")}
     drafters: dict[str, Any] = {NONE: None}
     drafters |= {name: ModelDrafter(model, sampling, compile=compile) for name, model in models.items()}
-    for name, drafter in HEADS.items():
-        head = load_head(TRAINED_PAIR / f"draft-{name}")
-        drafters[f"{name} head"] = drafter(pair.target, head, sampling, compile="auto" if compile else False)
+    pack: Compile = "auto" if compile else False
+    recurrent = load_head(TRAINED_PAIR / "draft-recurrent")
+    drafters["recurrent head"] = FeatureDrafter(pair.target, recurrent, sampling, compile=pack)
+    for name, folder in {"EAGLE-3 head": "draft-eagle3", "next-token layer": "draft-next-token"}.items():
+        drafters[name] = load_drafter(pair.target, TRAINED_PAIR / folder, sampling, compile=pack)
     return drafters
 
 

@@ -68,7 +68,7 @@ LAYERS = (5, 10, 15)  # whose states EAGLE-3's head reads: about a third, two th
 # The fraction of the steps with forward KL; total variation takes over during as many more.
 BEGIN = 0.1
 FACTOR = 0.5  # of the learning rates of the first training
-STEPS, ROWS, SEED, THREADS = 250, 4, 17, 2
+STEPS, ROWS, SEED, THREADS = 1000, 16, 17, 2
 EAGLE3, PENULTIMATE, NO_STATES, NEXT_TOKEN = "EAGLE-3", "penultimate layer", "without states", "next-token layer"
 CONTROL, ALL = "of tokens", "all"
 COMPARED = {"control": CONTROL, "no_states": NO_STATES, "penultimate": PENULTIMATE}  # with whom, by column
@@ -308,7 +308,7 @@ def measure(
 
 STUDY = study.Study(
     measure,
-    settings={"plan": {"steps": STEPS, "rows": ROWS, "compiled": False}, "per_file": 1, "sampled_per_file": 1},
+    settings={"plan": {"steps": STEPS, "rows": ROWS, "compiled": True}, "per_file": 4, "sampled_per_file": 2},
     small={
         "plan": {"steps": 2, "rows": 2, "length": 40, "hidden": 8, "wide": 8, "compiled": False},
         "per_file": 1, "sampled_per_file": 1, "files": 9,

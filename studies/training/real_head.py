@@ -8,12 +8,12 @@ learns, as in `feature_drafts`, forward KL and then total variation to the targe
 the `PROPOSED` tokens that have most of its probability, with `DEPTHS` draft tokens after every token
 of an answer.
 
-`python -m studies.training.real_head` samples `--chunks`, trains `--steps`, saves `FOLDER` and notes
-there how often the draft tokens are accepted; what was done before is not done again.
+`python -m studies.training.real_head` samples `--chunks`, trains `--steps` and saves `FOLDER`; what
+was done before is not done again.
 
-The table is of the head that came before it, `data/smollm2-head`. One line for each temperature and
-depth, in the loop, on the prompts of `workloads`: `alpha`, the mean acceptance probability of a
-draft token number `depth` that is tested, with a 95% interval over prompts.
+One line of the table for each temperature and depth, in the loop, on the prompts of `workloads`:
+`alpha`, the mean acceptance probability of a draft token number `depth` that is tested, with a 95%
+interval over prompts.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from specnb.distributions import Sampling
-from specnb.heads import AttentionDrafter, Eagle3Head
-from specnb.released import load_drafter, save_head
+from specnb.heads import Eagle3Head
+from specnb.released import save_head
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, generate
 from specnb.statistics import ratio_of_sums
@@ -45,7 +45,8 @@ from studies.training.chains import Chains, TrainedEagle3
 from studies.training.distillation import for_acceptance
 from studies.training.training import Learner, adam, add_note, size_of, taken_over, train
 
-PROMPTS, FOLDER = corpus.DATA / "smollm2-head" / "prompts.json", corpus.DATA / "smollm2-eagle3"
+FOLDER = corpus.DATA / "smollm2-eagle3"
+PROMPTS = FOLDER / "prompts.json"
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WORK = ROOT / "build" / "training" / "smollm2-head"
 LAYERS = (9, 19, 29)  # whose states the head reads: about a third, two thirds, and before the last
@@ -228,27 +229,20 @@ def trained(
     return head.eval()
 
 
-def acceptance(
-    drafter: AttentionDrafter, target: PreTrainedModel, tokenizer: Any, prompts: int, new_tokens: int, gamma: int
-) -> Iterator[dict[str, Any]]:
-    """A line for each depth of `drafter`'s drafts."""
+def measure(item: str, prompts: int, new_tokens: int, gamma: int, dtype: str) -> Iterator[dict[str, Any]]:
+    """The lines of one temperature, one for each depth."""
+    target, tokenizer = model_and_tokenizer(dtype)
+    sampling = Sampling(float(item.removeprefix("t")))
     every = [prompt for kind in KINDS for prompt in prompts_of(tokenizer, kind, prompts)]
     record = generate(
-        target, every, drafter, gamma=gamma, max_new_tokens=new_tokens, sampling=drafter.sampling, batch_size=16,
-        eos=tokenizer.eos_token_id, progress=False,
+        target, every, head_drafter(target, sampling), gamma=gamma, max_new_tokens=new_tokens, sampling=sampling,
+        batch_size=16, eos=tokenizer.eos_token_id, progress=False,
     ).record  # fmt: skip
     for depth in range(gamma):
         tested = record.tested[..., depth]
         found = ratio_of_sums((record.beta[..., depth] * tested).sum(axis=1), tested.sum(axis=1))
-        about = {"temperature": drafter.sampling.temperature, "depth": depth + 1, "positions": int(tested.sum())}
+        about = {"temperature": sampling.temperature, "depth": depth + 1, "positions": int(tested.sum())}
         yield about | study.columns("alpha", found) | {"tokens_per_step": record.tokens_per_step}
-
-
-def measure(item: str, prompts: int, new_tokens: int, gamma: int, dtype: str) -> Iterator[dict[str, Any]]:
-    """The lines of one temperature."""
-    target, tokenizer = model_and_tokenizer(dtype)
-    drafter = head_drafter(target, Sampling(float(item.removeprefix("t"))))
-    yield from acceptance(drafter, target, tokenizer, prompts, new_tokens, gamma)
 
 
 STUDY = study.Study(
@@ -261,7 +255,7 @@ STUDY = study.Study(
 
 
 def main() -> None:
-    """Samples, trains, saves, and notes how often the draft tokens are accepted."""
+    """Samples, trains and saves."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--chunks", type=int, default=84)
     parser.add_argument("--steps", type=int, default=2000)
@@ -273,13 +267,6 @@ def main() -> None:
     answers = sum(int(torch.load(file)["sampled"].sum()) for file in files)
     note = {"of": NAME, "objective": "forward KL, then total variation", "chunks": chosen.chunks, "tokens": answers}
     note |= {"steps": chosen.steps, "rows": BATCH, "depths": DEPTHS, "seed": SEED, "parameters": size_of(head)}
-    how = {name: value for name, value in STUDY.settings.items() if name != "dtype"}
-    target, tokenizer = model_and_tokenizer(STUDY.settings["dtype"])
-    for temperature in TEMPERATURES:
-        drafter: Any = load_drafter(target, FOLDER, Sampling(temperature))
-        lines = list(acceptance(drafter, target, tokenizer, **how))
-        note[f"alpha by depth at temperature {temperature:g}"] = [round(line["alpha"], 3) for line in lines]
-        note[f"tokens per step at temperature {temperature:g}"] = round(lines[0]["tokens_per_step"], 3)
     add_note(FOLDER, note)
 
 
