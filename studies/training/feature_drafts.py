@@ -67,9 +67,9 @@ DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
 LAYERS = (5, 10, 15)  # whose states EAGLE-3's head reads: about a third, two thirds, and the last but one
 # The fraction of the steps with forward KL; total variation takes over during as many more.
-BEGIN = 0.1
+BEGIN = 5 / 32
 FACTOR = 0.5  # of the learning rates of the first training
-STEPS, ROWS, SEED, THREADS = 1000, 16, 17, 2
+STEPS, ROWS, SEED, THREADS = 640, 16, 17, 2
 EAGLE3, PENULTIMATE, NO_STATES, NEXT_TOKEN = "EAGLE-3", "penultimate layer", "without states", "next-token layer"
 CONTROL, ALL = "of tokens", "all"
 COMPARED = {  # with whom, by column
