@@ -98,10 +98,10 @@ class Sampler:
     target
         A model of transformers, or a `Pair` with a draft model and a tokenizer.
     draft
-        A model, sampled as `sampling` says, or any `Drafter`. "auto" copies from the text so far
-        (`PromptLookupDrafter`) on a CPU and is None on a GPU. With None the target decodes alone. A
-        draft model may have more or fewer tokens than the target; those of equal numbers should
-        mean the same.
+        A model, sampled as `sampling` says, or any `Drafter`. "auto" is the draft of a `Pair`; with a
+        model alone it copies from the text so far (`PromptLookupDrafter`) on a CPU, and is None on a
+        GPU. With None the target decodes alone. A draft model may have more or fewer tokens than the
+        target; those of equal numbers should mean the same.
     gamma
         Draft tokens per step; 0 is plain decoding. "auto" is the drafter's choice: 4 for a model,
         10 for copies, the size of a tree.
