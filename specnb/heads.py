@@ -231,8 +231,8 @@ class NextTokenLayers(ReleasedHead):
 class HeadDrafter(SequentialDrafter):
     """A drafter with a head that was trained on the hidden states of `target`.
 
-    Between two calls of `start` gamma stays the same. `most` limits the draft tokens of a step;
-    `compile="auto"` packs weights on a CPU.
+    Between two calls of `start` gamma stays the same. `most` limits the draft tokens of a step. On a
+    CPU weights are packed unless `compile` is False; layers of a head are not compiled.
     """
 
     hidden_layers: tuple[int, ...] = (-1,)
@@ -247,7 +247,7 @@ class HeadDrafter(SequentialDrafter):
         self.sampling, self.most = sampling, most
         self.vocab = vocabulary(target)
         self.proposed: Tensor | None = getattr(head, "proposed", None)
-        if compile == "auto":
+        if compile:
             pack(self.head)
         self.embedding: Any = getattr(self.head, "embed_tokens", None) or target.get_input_embeddings()
         self.output: Any = getattr(self.head, "lm_head", None) or target.get_output_embeddings()

@@ -1,4 +1,4 @@
-"""Load the drafter that was released for a target: an EAGLE-3 head or next-token layers, and save heads as others do.
+"""Load the drafter that was released for a target, an EAGLE-3 head or next-token layers; save heads for other engines.
 
 The formats were read in SafeAILab/EAGLE and in vllm-project/speculators 0.9.
 """
@@ -44,7 +44,9 @@ def load_drafter(
         GLM-4 MoE and other families for which transformers has them).
     sampling
         Temperature, top-k, top-p and min-p of the draft.
-    compile, capturable
+    compile
+        On a CPU weights are packed unless it is False; layers of a head are not compiled.
+    capturable
         As for `ModelDrafter`.
     most
         Draft tokens of a step, at most; beside copies gamma is larger than what a head drafts well.
