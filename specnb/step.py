@@ -404,7 +404,7 @@ class Batch:
             )
 
     def warm_up(self) -> None:
-        """Make steps on meaningless sequences, which compile or capture."""
+        """Make steps on meaningless sequences, so that layers are compiled or steps captured."""
         rows, state = len(self.state.rows), self.state
         self.clear([])
         zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
