@@ -45,7 +45,7 @@ def held_out() -> list[list[int]]:
 
 
 def prompts_of(pair: Pair, number: int, rows: int) -> list[list[int]]:
-    """The prompts of log `number`: windows of held-out files, behind the begin token."""
+    """The prompts of log `number`: windows of held-out files, after the begin token."""
     begin, texts = pair.tokenizer.bos_token_id, held_out()
     chosen = np.random.default_rng(number)
     made = []
