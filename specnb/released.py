@@ -1,4 +1,4 @@
-"""Load the drafter that was released for a target, an EAGLE-3 head or next-token layers; save heads for other engines.
+"""Load the drafter that was released for a target, an EAGLE-3 head or next-token layers; save heads for `speculators`.
 
 The formats were read in SafeAILab/EAGLE and in vllm-project/speculators 0.9.
 """
