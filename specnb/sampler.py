@@ -144,7 +144,7 @@ class Sampler:
     """
 
     batch: Batch | None = None
-    compiled = ""  # how long compiling took here, and after how many steps it pays
+    compile_report = ""  # how long compiling took here, and after how many steps it pays
 
     @named_settings
     def __init__(
@@ -331,12 +331,12 @@ class Sampler:
             batch.warm_up()
             bar.update()
         if layers is not None and not self.captures:
-            seconds, compiled = now(self.target.device) - begun, batch.seconds_of_a_pass()
+            seconds, of_compiled = now(self.target.device) - begun, batch.seconds_of_a_pass()
             widths, layers.widths = layers.widths, frozenset()  # for a pass that is not compiled
-            gained = batch.seconds_of_a_pass() - compiled
+            gained = batch.seconds_of_a_pass() - of_compiled
             layers.widths = widths
             pays = f"earned back after {seconds / gained:.0f} steps" if gained > 0 else "no gain here"
-            self.compiled = f"compiled in {seconds:.0f} s, {pays}"
+            self.compile_report = f"compiled in {seconds:.0f} s, {pays}"
 
 
 class _Call:
@@ -359,7 +359,7 @@ class _Call:
         batch, hooks = self.batch, self.sampler.hooks
         reader, timer = ProgressReader(batch), StepTimer(batch.state.tokens.device)
         expected = len(self.prompts) * self.max_new_tokens
-        described = ", ".join(["tokens", *filter(None, [self.sampler.compiled])])
+        described = ", ".join(["tokens", *filter(None, [self.sampler.compile_report])])
         with tqdm(total=expected, desc=described, delay=3, leave=False, disable=not progress) as bar:
             for step in itertools.count():
                 if hooks.timed:
@@ -386,14 +386,15 @@ class _Call:
         self._collect(list(self.prompt_of))
         if self.comparison is not None:
             self.comparison.passed()
-        rows = [self.ended[number] for number in range(len(self.prompts))]
-        probs = [row.probs for row in rows if row.probs is not None]
-        return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
+        completed = [self.ended[at] for at in range(len(self.prompts))]
+        probs = [row.probs for row in completed if row.probs is not None]
+        record = merge_rows(completed, timer.seconds, batch.parents)
+        return Generation([row.tokens for row in completed], record, probs or None)
 
     def _lengths(self, status: Sequence[int]) -> list[int]:
         """Tokens of each row that goes on, as `status` says, which may be one step old."""
-        going = {row: number for row, number in self.prompt_of.items() if status[row] > IDLE}
-        return [len(self.prompts[number]) + self.max_new_tokens - status[row] for row, number in going.items()]
+        going = {row: at for row, at in self.prompt_of.items() if status[row] > IDLE}
+        return [len(self.prompts[at]) + self.max_new_tokens - status[row] for row, at in going.items()]
 
     def _replace(self, status: Sequence[int]) -> list[int]:
         """Give waiting prompts the rows that have ended; return these rows."""
@@ -408,12 +409,12 @@ class _Call:
         entering = range(self.entered, self.entered + len(rows))
         self.entered += len(rows)
         self.prompt_of.update(zip(rows, entering, strict=True))
-        uniforms = self.batch.uniforms(self.seed, [self.numbers[at] for at in entering], self.max_new_tokens)
+        uniforms = self.batch.uniforms_of(self.seed, [self.numbers[at] for at in entering], self.max_new_tokens)
         self.batch.enter(rows, [self.prompts[at] for at in entering], uniforms, self.max_new_tokens)
 
     def _collect(self, rows: list[int]) -> None:
-        numbers = [self.prompt_of.pop(row) for row in rows]
-        completed = dict(zip(numbers, self.batch.state.completed_rows(rows), strict=True))
+        places = [self.prompt_of.pop(row) for row in rows]
+        completed = dict(zip(places, self.batch.state.completed_rows(rows), strict=True))
         self.ended.update(completed)
         if self.comparison is not None and completed:
             self.comparison.completions(completed)
@@ -428,12 +429,12 @@ class _Call:
             )
         if NAN in status:
             self._collect([row for row in self.prompt_of if status[row] == IDLE])
-            wrong = [number for row, number in self.prompt_of.items() if status[row] == NAN]
+            wrong = [at for row, at in self.prompt_of.items() if status[row] == NAN]
             error = FloatingPointError(
                 f"a model produced NaN, or a row without a finite logit, for prompt {wrong[0]}: try another dtype, or "
                 f"look at its weights; the completions of {len(self.ended)} prompts that ended are in its `finished`"
             )
-            error.finished = {number: row.tokens for number, row in self.ended.items()}  # type: ignore[attr-defined]
+            error.finished = {at: row.tokens for at, row in self.ended.items()}  # type: ignore[attr-defined]
             raise error
 
 

@@ -121,8 +121,8 @@ class State:
     def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
         longest = max(map(len, prompts))
         device = self.tokens.device
-        padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
-        self.tokens[rows, :longest] = padded
+        filled = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
+        self.tokens[rows, :longest] = torch.tensor(filled, device=device)
         self.lengths[rows] = torch.tensor([len(prompt) for prompt in prompts], device=device)
         self.starts[rows] = self.lengths[rows]
         self.remaining[rows], self.steps[rows] = max_new_tokens, 0
@@ -254,13 +254,13 @@ class Batch:
         state.enter(index, prompts, uniforms, max_new_tokens)
         self.bound.enter(map(len, prompts))
         some = None if len(rows) == len(state.rows) else index
-        self.runner.cache.finite = False  # NaN of a prompt reaches every token
+        self.runner.cache.keep_finite = False  # NaN of a prompt reaches every token
         prefill(self.runner, state.tokens, state.lengths, some)
         if self.drafter is not None:
             self.drafter.start(self.context, None if self.begins else some)
         self.begins = False
 
-    def uniforms(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
+    def uniforms_of(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
         return uniforms(seed, numbers, max_new_tokens, self.state.gamma)
 
     @property
@@ -285,9 +285,9 @@ class Batch:
         draft_tokens, q = self.part("propose")(self.state.step_uniforms[:, : self.state.gamma])
         mark("draft")
         logits = self.part("run_target")(draft_tokens)
-        if self.on_host and not self.runner.cache.finite and bool((logits[..., 0].isnan().any(1) & going).any()):
+        if self.on_host and not self.runner.cache.keep_finite and bool((logits[..., 0].isnan().any(1) & going).any()):
             # The NaN of a draft token, which may be rejected, has reached the tokens before it.
-            self.runner.cache.finite = True
+            self.runner.cache.keep_finite = True
             logits = self.part("run_target")(draft_tokens)
         mark("target")
         outcome = self.part("verify_and_emit")(logits, draft_tokens, q)
@@ -429,7 +429,7 @@ class Batch:
         self.bound.begin()
         self.bound.enter([length])
         self.bound.step()
-        self.runner.cache.finite = False
+        self.runner.cache.keep_finite = False
         prefill(self.runner, state.tokens, state.lengths)
         return self.part("run_target")(entries[:, length:].contiguous())  # type: ignore[no-any-return]
 

@@ -80,7 +80,7 @@ def run(new_tokens: int = 64, rounds: int = 3) -> None:
     target = plain.target
     copies, head = Copies(target.config.vocab_size, shortest=2), head_drafter(target, plain.sampling, most=2)
     speculative = Sampler(target, FallbackDrafter(copies, head, 10), sampling=plain.sampling, **how)
-    speculative.generate(next(iter(prompts.values())), max_new_tokens=1)  # makes the batch, and compares it with the model
+    speculative.generate(next(iter(prompts.values())), max_new_tokens=1)  # makes the batch
     kinds = {"plain": lambda: "own", "speculative": lambda: "copied" if copies.copied else "drafted"}
     if colours():
         print(f"Tokens are {COLOURS['copied']}copied{PLAIN}, {COLOURS['drafted']}drafted{PLAIN}, or the target's own.")

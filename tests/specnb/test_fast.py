@@ -29,7 +29,7 @@ from specnb.fast import (
     ROWS,
     PackedLinear,
     PrivateModel,
-    compiled,
+    compiled_once,
     grouped_attention,
     least_seconds,
     pack,
@@ -144,7 +144,7 @@ def test_a_copy_shares_the_weights_and_leaves_the_models_as_they_were(
     compile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is made, and after a call."""
-    monkeypatch.setattr(fast, "compiled", lambda function: function)
+    monkeypatch.setattr(fast, "compiled_once", lambda function: function)
     model, draft = llama(8), llama(8, seed=5)
     model.lm_head.weight = model.model.embed_tokens.weight  # tied
     before = [(looked_at(one), [weight.clone() for weight in one.parameters()]) for one in (model, draft)]
@@ -401,7 +401,7 @@ def test_layers_as_functions_of_their_weights_give_the_same_tokens(
         made = sampler.generate(PROMPTS, **ASKED)
         assert made.tokens == plain.tokens
     assert len(not_compiled) == 1 + 2  # the target over 3 tokens; the draft over 2, and over 1
-    assert sampler.compiled.startswith("compiled in 0 s, ")
+    assert sampler.compile_report.startswith("compiled in 0 s, ")
 
 
 def test_a_hook_of_a_layer_is_called_once(not_compiled: list[Any]) -> None:
@@ -488,7 +488,7 @@ def test_without_a_compiler_the_error_says_what_to_do(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(builder, missing)
     with pytest.raises(RuntimeError, match=r"install g\+\+"):
-        compiled(lambda numbers: numbers)
+        compiled_once(lambda numbers: numbers)
     monkeypatch.setattr(builder, lambda: "g++")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "of mine"))
     with pytest.raises(RuntimeError, match="because of the space"):
