@@ -38,23 +38,29 @@ from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of
 from studies.real.workloads import COPIED, MIXED, OF_HEAD
 from studies.study import Study
 
+WHOLE = "step"
+
 
 class Stopwatch:
-    """Seconds and calls of functions that are replaced by `watch`, until `release`."""
+    """Seconds and calls, inside `WHOLE`, of functions that are replaced by `watch`, until `release`."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
         self.replaced: list[tuple[Any, str, Any]] = []
+        self.inside = False
 
     def watch(self, part: str, owner: Any, name: str) -> None:
         function: Callable[..., Any] = getattr(owner, name)
 
         def timed(*given: Any, **named: Any) -> Any:
-            begun = perf_counter()
+            before, begun = self.inside, perf_counter()
+            self.inside = before or part == WHOLE
             found = function(*given, **named)
-            self.seconds[part] += perf_counter() - begun
-            self.calls[part] += 1
+            if self.inside:
+                self.seconds[part] += perf_counter() - begun
+                self.calls[part] += 1
+            self.inside = before
             return found
 
         self.replaced.append((owner, name, vars(owner).get(name)))
@@ -82,7 +88,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
     batch: Any = sampler.batch
     watch = Stopwatch()
     watched = {
-        "step": (batch, "step"), "propose": (batch, "propose"), "search": (copies, "propose"),
+        WHOLE: (batch, "step"), "propose": (batch, "propose"), "search": (copies, "propose"),
         "head": (drafter.head, "propose"), "target pass": (batch, "run_target"),
         "verify and emit": (batch, "verify_and_emit"), "distributions": (loop, "standardise"), "rule": (batch, "rule"),
         "validity": (batch, "valid_tokens"), "overlap": (loop, "overlap"), "append": (batch.state, "append"),
@@ -94,11 +100,11 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
         made = [sampler.generate(prompt, max_new_tokens=new_tokens, eos=tokenizer.eos_token_id) for prompt in asked]
     finally:
         watch.release()
-    steps, tokens = watch.calls["step"], sum(len(tokens) for one in made for tokens in one.tokens)
+    steps, tokens = watch.calls[WHOLE], sum(len(tokens) for one in made for tokens in one.tokens)
     for part in watched:
         yield {
             "kind": kind, "temperature": sampling.temperature, "part": part, "ms": 1e3 * watch.seconds[part] / steps,
-            "share": watch.seconds[part] / watch.seconds["step"], "calls": watch.calls[part] / steps,
+            "share": watch.seconds[part] / watch.seconds[WHOLE], "calls": watch.calls[part] / steps,
             "tokens_per_step": tokens / steps,
         }  # fmt: skip
 
