@@ -169,10 +169,12 @@ def largest(drafter: AttentionDrafter, head: Any, tokens: Tensor, states: Tensor
     value = torch.ones(places, 1, device=tokens.device)
     found: list[Tensor] = []
     for depth in range(1, DEPTH + 1):
-        likely, children = drafter.q(head.features(state))[0].unflatten(0, (places, width)).topk(nodes)
+        q = standardise(drafter.output(head.features(state)), drafter.sampling)  # of the tokens that can be proposed
+        likely, children = q[0].unflatten(0, (places, width)).topk(nodes)
         value, at = (value[..., None] * likely).flatten(1).topk(nodes)
         found.append(torch.cat([*found[-1:], value], dim=1).topk(nodes).values)
         chosen, parents = children.flatten(1).gather(1, at), at // nodes
+        chosen = chosen if drafter.proposed is None else drafter.proposed[chosen]
         seen.parents = (torch.arange(places, device=at.device)[:, None] * width + parents).flatten()
         entered, at_slots = state[:, seen.parents], (slots[0, first:, None] + depth).expand(-1, nodes)
         state = head.after(entered, drafter.embedding(chosen.view(1, -1)), at_slots.reshape(1, -1), seen, 0)
