@@ -51,8 +51,8 @@ def test_the_largest_products_are_those_of_all_paths(
             expected = sorted((one for path, one in products.items() if len(path) <= depth), reverse=True)
             largest = found.values[place, depth - 1]  # noqa: PD011
             assert largest.tolist() == pytest.approx(expected[: NODES + 1], abs=1e-5), (place, depth)
-            next_ones = answer[place : place + depth]
-            inside = [products[tuple(next_ones[:n])] >= expected[NODES - 1] for n in range(1, len(next_ones) + 1)]
+            following = tuple(answer[place : place + depth])
+            inside = [products[following[:n]] >= expected[NODES - 1] for n in range(1, len(following) + 1)]
             assert tree_counts.accepted(found, Draft(DYNAMIC, NODES, depth))[place] == sum(inside)
         next_ones = tuple(answer[place : place + 3])
         own = found.probability[place, : len(next_ones)].cumprod(dim=0)
