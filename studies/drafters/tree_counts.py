@@ -35,7 +35,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from itertools import product
+from itertools import product, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -126,9 +126,9 @@ def costs_of(model: str) -> dict[str, Costs]:
 
 class Along(NamedTuple):
     """What a head says along an answer: at each place `(places, depths)` the rank and the probability
-    of the answer's next tokens; the overlap with p, min(1, q / p) and 1, as in `Acceptance.drafts`;
-    and the largest products of probabilities of any nodes there, down to each depth up to `DEPTH`
-    `(places, depths, most + 1)`."""
+    of the answer's next tokens, NaN and 0 for those that it cannot propose; their overlap with p,
+    min(1, q / p) and 1, as in `Acceptance.drafts`; and the largest products of probabilities of any
+    nodes there, down to each depth up to `DEPTH` `(places, depths, most + 1)`."""
 
     rank: Tensor
     probability: Tensor
@@ -151,7 +151,8 @@ def along(setting: Setting, prompt: Sequence[int], answer: Sequence[int], sampli
         q, of_p, following = drafter.q(features[0, first - 1 :]), p[at.start - 1 :], tokens[0, at.start + first :]
         own, p_own = (one.gather(1, following[:, None])[:, 0] for one in (q, of_p))
         kept = (own / p_own).clamp_max(1).where(p_own > 0, 0.0)
-        each = [(q > own[:, None]).sum(dim=-1).float(), own, overlap(of_p, q), kept, torch.ones_like(own)]
+        rank = (q > own[:, None]).sum(dim=-1).where(own > 0, torch.nan)
+        each = [rank, own, overlap(of_p, q), kept, torch.ones_like(own)]
         stacked = torch.stack(each, dim=-1)
         parts.append(pad(stacked, (0, 0, 0, len(answer) - len(stacked)), value=torch.nan))
     both = torch.stack(parts, dim=1)
@@ -183,8 +184,11 @@ def largest(drafter: AttentionDrafter, head: Any, tokens: Tensor, states: Tensor
 
 
 def ranks_of(answer: Along) -> list[Path]:
-    """The ranks of the next tokens, from 1, at each place of an answer, to the end of the answer."""
-    return [tuple(int(rank) + 1 for rank in place if rank == rank) for place in answer.rank.tolist()]
+    """The ranks of the next tokens, from 1, at each place of an answer, up to the end of the answer or a token that the
+    head cannot propose."""
+    return [
+        tuple(int(rank) + 1 for rank in takewhile(lambda rank: rank == rank, place)) for place in answer.rank.tolist()
+    ]
 
 
 def by_frequency(answers: Sequence[Along]) -> list[Path]:

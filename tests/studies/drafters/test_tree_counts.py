@@ -3,14 +3,14 @@ loop; and what is chosen by their speed."""
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import product, takewhile
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from drafter_kinds import VOCAB, attending, near_model, next_token
+from drafter_kinds import VOCAB, attending, eagle3, near_model, next_token
 
 from specnb.acceptance import measure_acceptance
 from specnb.distributions import Sampling
@@ -28,35 +28,38 @@ def setting(drafter: AttentionDrafter) -> Setting:
     return Setting(near_model("llama"), drafter, PROMPTS, PROMPTS)
 
 
-@pytest.mark.parametrize("drafter", [attending(), next_token()])
+@pytest.mark.parametrize(("drafter", "nodes"), [(attending(), 3), (next_token(), 3), (eagle3(), 2)])
 @torch.no_grad()
 def test_the_largest_products_are_those_of_all_paths(
-    drafter: AttentionDrafter, monkeypatch: pytest.MonkeyPatch
+    drafter: AttentionDrafter, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tree_counts, "DEPTH", 3)
+    """As deep as there are nodes; the last head proposes three of the four tokens."""
+    monkeypatch.setattr(tree_counts, "DEPTH", nodes)
     of, answer = setting(drafter), [0, 3, 1, 1, 2]
-    found = along(of, PROMPTS[0], answer, Sampling(), NODES)
+    found = along(of, PROMPTS[0], answer, Sampling(), nodes)
+    proposed = set(range(VOCAB) if drafter.proposed is None else drafter.proposed.tolist())
     tokens = torch.tensor([[*PROMPTS[0], *answer, 0, 0, 0, 0]])
     states = of.target(tokens, output_hidden_states=True).hidden_states
     context = Context(tokens, torch.tensor([0]), torch.cat([states[layer] for layer in drafter.hidden_layers], dim=-1))
     for place in range(len(answer)):
         context = context._replace(lengths=torch.tensor([len(PROMPTS[0]) + place]))
         products: dict[tuple[int, ...], float] = {}
-        for path in product(range(VOCAB), repeat=3):
+        for path in product(range(VOCAB), repeat=nodes):
             drafter.start(context)
             q = drafter.along(context, torch.tensor([path]))[0]
             each = q.gather(1, torch.tensor(path)[:, None])[:, 0].cumprod(dim=0)
-            products |= {path[: depth + 1]: float(each[depth]) for depth in range(3)}
-        for depth in range(1, 4):
+            products |= {path[: depth + 1]: float(each[depth]) for depth in range(nodes)}
+        for depth in range(1, nodes + 1):
             expected = sorted((one for path, one in products.items() if len(path) <= depth), reverse=True)
             largest = found.values[place, depth - 1]  # noqa: PD011
-            assert largest.tolist() == pytest.approx(expected[: NODES + 1], abs=1e-5), (place, depth)
+            assert largest.tolist() == pytest.approx(expected[: nodes + 1], abs=1e-5), (place, depth)
             following = tuple(answer[place : place + depth])
-            inside = [products[following[:n]] >= expected[NODES - 1] for n in range(1, len(following) + 1)]
-            assert tree_counts.accepted(found, Draft(DYNAMIC, NODES, depth))[place] == sum(inside)
-        next_ones = tuple(answer[place : place + 3])
+            inside = [products[following[:n]] >= expected[nodes - 1] for n in range(1, len(following) + 1)]
+            assert tree_counts.accepted(found, Draft(DYNAMIC, nodes, depth))[place] == sum(inside)
+        next_ones = tuple(answer[place : place + nodes])
         own = found.probability[place, : len(next_ones)].cumprod(dim=0)
         assert own.tolist() == pytest.approx([products[next_ones[: at + 1]] for at in range(len(next_ones))], abs=1e-5)
+        assert len(tree_counts.ranks_of(found)[place]) == len([*takewhile(proposed.__contains__, next_ones)])
 
 
 def test_a_chain_is_counted_as_in_the_loop() -> None:
