@@ -26,7 +26,7 @@ from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
-from specnb.record import CompletedRow, Generation, StepTimer, merge_rows, now
+from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
 from specnb.rules import Rule, token_verification
 from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
@@ -65,23 +65,6 @@ class Hooks:
     batch_class: type[Batch] | None = None
 
 
-class OneCall:
-    """A lock that raises `RuntimeError` where another would wait."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-
-    def __enter__(self) -> None:
-        if not self.lock.acquire(blocking=False):
-            raise RuntimeError(
-                "this sampler is in a call, and another, from a hook, a drafter or a thread, would share its batch; "
-                "make a sampler for each"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
-
-
 class Sampler:
     """Decode prompts with exactly the target's distribution, whatever the drafter.
 
@@ -111,8 +94,8 @@ class Sampler:
         The acceptance rule; by default `token_verification` (Algorithm 1).
     compile
         "auto": on a CPU packs weights (`specnb.fast`); on a GPU captures the step as a graph. True
-        compiles layers, too: some seconds, which the bar says after how many steps they are earned
-        back. Packing and compiling change the last bits of the logits.
+        compiles layers, too, which takes some seconds once. Packing and compiling change the last bits
+        of the logits.
     check
         Compare the loop with the model's own forward passes (`specnb.check`). For a new batch: a
         few tokens before the first step, the first step, and the completions of the shortest and
@@ -144,7 +127,6 @@ class Sampler:
     """
 
     batch: Batch | None = None
-    compiled = ""  # how long compiling took here, and after how many steps it pays
 
     @named_settings
     def __init__(
@@ -170,7 +152,7 @@ class Sampler:
             raise ValueError(f'compile is {shown(compile)}; it must be False, True or "auto"')
         require_sampling(sampling)
         self.target, self.sampling, self.tokenizer = target, sampling, tokenizer
-        self.hooks, self.progress, self.one_call = hooks or Hooks(), progress, OneCall()
+        self.hooks, self.progress, self.in_a_call = hooks or Hooks(), progress, Lock()
         drafter = self.drafter_of(draft, compile)
         self.require_models(drafter)
         self.gamma = _gamma_of(gamma, drafter)
@@ -270,18 +252,22 @@ class Sampler:
                 f"{len(prompts)} prompts take turns in {rows} rows, and {type(self.drafter).__name__} cannot restart "
                 "single rows (can_refill is False); leave batch_size out"
             )
-        with self.one_call:
+        if not self.in_a_call.acquire(blocking=False):
+            raise RuntimeError(
+                "this sampler is in a call, and another, from a hook, a drafter or a thread, would share its batch; "
+                "make a sampler for each"
+            )
+        try:
             self.private.require_unchanged()
             batch = self._batch(rows, longest, max_new_tokens, len(eos))
             if self.check is not None:
                 self.check.begin(batch)
             batch.clear(eos)
             generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
+        finally:
+            self.in_a_call.release()
         texts = None if self.tokenizer is None else self.tokenizer.batch_decode(generation.tokens)
         return replace(generation, prompts=prompts, texts=texts, tokenizer=self.tokenizer)
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a sampler is neither copied nor pickled, because its caches serve one call; make another one")
 
     def token_lists(self, prompts: Any) -> list[list[int]]:
         return token_lists(prompts, self.target, self.tokenizer)
@@ -326,17 +312,9 @@ class Sampler:
         if self.captures:
             batch.capture(self.hooks.timed)
         doing = "capturing a step" if self.captures else "compiling a layer, some seconds once"
-        begun = now(self.target.device)
         with tqdm(total=1, desc=doing, leave=False, disable=not self.progress, delay=1) as bar:
             batch.warm_up()
             bar.update()
-        if layers is not None and not self.captures:
-            seconds, compiled = now(self.target.device) - begun, batch.seconds_of_a_pass()
-            widths, layers.widths = layers.widths, frozenset()  # for a pass that is not compiled
-            gained = batch.seconds_of_a_pass() - compiled
-            layers.widths = widths
-            pays = f"earned back after {seconds / gained:.0f} steps" if gained > 0 else "no gain here"
-            self.compiled = f"compiled in {seconds:.0f} s, {pays}"
 
 
 class _Call:
@@ -359,8 +337,7 @@ class _Call:
         batch, hooks = self.batch, self.sampler.hooks
         reader, timer = ProgressReader(batch), StepTimer(batch.state.tokens.device)
         expected = len(self.prompts) * self.max_new_tokens
-        described = ", ".join(["tokens", *filter(None, [self.sampler.compiled])])
-        with tqdm(total=expected, desc=described, delay=3, leave=False, disable=not progress) as bar:
+        with tqdm(total=expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
             for step in itertools.count():
                 if hooks.timed:
                     timer.start()

@@ -23,7 +23,7 @@ from specnb.cache import CachedModel, LengthBound, cache_bytes, decoder_config, 
 from specnb.distributions import Sampling, Uniforms, at_least_float, overlap, standardise, uniforms
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
 from specnb.fast import Captured
-from specnb.record import CompletedRow, now
+from specnb.record import CompletedRow
 from specnb.rules import Outcome, Rule, require_outcome, token_verification
 from specnb.support import vocabulary
 from specnb.trees import TokenTree
@@ -432,13 +432,6 @@ class Batch:
         self.runner.cache.finite = False
         prefill(self.runner, state.tokens, state.lengths)
         return self.part("run_target")(entries[:, length:].contiguous())  # type: ignore[no-any-return]
-
-    def seconds_of_a_pass(self) -> float:
-        """The time that verifying gamma tokens of each row takes on a CPU; to be called after `warm_up`."""
-        draft_tokens = torch.zeros(len(self.state.rows), self.state.gamma, dtype=torch.int64)
-        begun = now(draft_tokens.device)
-        self.part("run_target")(draft_tokens)
-        return now(draft_tokens.device) - begun
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:

@@ -401,7 +401,6 @@ def test_layers_as_functions_of_their_weights_give_the_same_tokens(
         made = sampler.generate(PROMPTS, **ASKED)
         assert made.tokens == plain.tokens
     assert len(not_compiled) == 1 + 2  # the target over 3 tokens; the draft over 2, and over 1
-    assert sampler.compiled.startswith("compiled in 0 s, ")
 
 
 def test_a_hook_of_a_layer_is_called_once(not_compiled: list[Any]) -> None:

@@ -3,9 +3,7 @@ seeds, calls after the first, times and progress."""
 
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 import shutil
 import weakref
 from collections.abc import Callable, Sequence
@@ -380,12 +378,6 @@ def test_a_call_within_a_call_is_refused_and_changes_nothing(failing: bool) -> N
     made = sampler.generate(PROMPTS, max_new_tokens=9)
     assert refused
     assert made.tokens == generate(TARGET, PROMPTS, PromptLookupDrafter(VOCAB), max_new_tokens=9, progress=False).tokens
-
-
-@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_sampler_is_not_copied(copied: Callable[[Any], Any]) -> None:
-    with pytest.raises(TypeError, match="make another"):
-        copied(Sampler(TARGET, DRAFT, compile=False, progress=False))
 
 
 def test_what_failed_is_compared_again(monkeypatch: pytest.MonkeyPatch) -> None:
