@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import operator
 from collections.abc import Callable, Sequence
@@ -34,11 +33,6 @@ ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", 
     "output_logits": "hooks=Hooks(keep_probs=True)",
     "output_scores": "hooks=Hooks(keep_probs=True)",
 }
-# Of transformers, without a counterpart here, and no misspellings of the names that they resemble
-ABSENT = {
-    "compile_config", "disable_compile", "diversity_penalty", "exponential_decay_length_penalty", "min_new_tokens",
-    "num_beam_groups", "repetition_penalty", "suppress_tokens", "top_h",
-}  # fmt: skip
 GUIDE = 'help(specnb.Sampler) describes them, and "Coming from transformers" in docs/decode.md of the repository'
 
 
@@ -55,8 +49,7 @@ def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, R
     def checked(*args: Settings.args, **settings: Settings.kwargs) -> Result:
         for name in settings:
             if name not in names:
-                near = [] if name in ABSENT else difflib.get_close_matches(name, names, 1)
-                known = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}; {GUIDE}"
+                known = f"there are {', '.join(names)}; {GUIDE}"
                 advice = f"give {ELSEWHERE[name]}" if name in ELSEWHERE else known
                 raise TypeError(f"there is no argument {name}; {advice}")
         return function(*args, **settings)
@@ -71,12 +64,6 @@ def require_whole(most: int | None = None, **numbers: tuple[Any, int]) -> None:
         if number is None or number < least or (most is not None and number > most):
             range_ = f"from {least}" if most is None else f"from {least} to {most}"
             raise ValueError(f"{name} is {shown(value)}; it must be a whole number {range_}")
-
-
-def require_number(most: float, **numbers: float) -> None:
-    for name, value in numbers.items():
-        if not 0 <= value <= most:
-            raise ValueError(f"{name} is {value!r}; it must lie in [0, {most:g}]")
 
 
 def whole(value: Any) -> int | None:

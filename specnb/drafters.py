@@ -54,8 +54,7 @@ class Context(NamedTuple):
     @property
     def last_hidden_state(self) -> Tensor:
         """The hidden state `(rows, width)` from which the newest token was sampled; 0 for a row of one token."""
-        if self.hidden_states is None:
-            raise ValueError("there are no hidden states; set the drafter's hidden_layers, such as (-1,)")
+        assert self.hidden_states is not None, "set the drafter's hidden_layers, such as (-1,)"
         at = (self.lengths - 2)[:, None, None]
         states = self.hidden_states.take_along_dim(at.clamp_min(0), dim=1)
         return states.where(at >= 0, 0.0)[:, 0]

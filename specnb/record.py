@@ -207,17 +207,9 @@ class Generation:
 
 
 def write_lines(file: str | Path, entries: Iterable[Any]) -> None:
-    """Write lines of JSON; a file that was there stays as it is if they cannot all be written."""
-    file = Path(file).resolve()
-    part = file.with_name(f"{file.name}.part") if file.is_file() else file
-    try:
-        with part.open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(entry) + "\n" for entry in entries)
-        if part != file:
-            part.replace(file)
-    finally:
-        if part != file:
-            part.unlink(missing_ok=True)
+    """Write lines of JSON; a file that was there stays as it is if an entry is no JSON."""
+    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+    Path(file).write_text(lines, encoding="utf-8")
 
 
 class CompletedRow(NamedTuple):

@@ -136,16 +136,7 @@ class PlannedRule:
                 f"p is {tuple(p.shape)}, q {tuple(q.shape)} and draft_tokens {tuple(draft_tokens.shape)}; they must be "
                 "(..., nodes + 1, vocab), (..., nodes, vocab) and (..., nodes)"
             )
-        try:
-            plan = self.plan(p, q, draft_tokens, tree)
-        except (IndexError, RuntimeError) as error:
-            beyond = any(words in str(error) for words in ("out of bounds", "out of range", "non-negative"))
-            if not beyond or not bool((draft_tokens < 0).any()):
-                raise
-            raise ValueError(
-                f"the plan {self} fails where no token is proposed, which is -1 in draft_tokens: gather at "
-                f"draft_tokens.clamp_min(0), as specnb.rules.acceptance_ratio does ({error})"
-            ) from error
+        plan = self.plan(p, q, draft_tokens, tree)
         wanted = [(*p.shape[:-2], nodes), tuple(p.shape)]
         if (less := getattr(plan, "less", None)) is not None:
             wanted.append((*p.shape[:-2], min(less.shape[-2], nodes + 1) if less.ndim > 1 else 0, vocab))
