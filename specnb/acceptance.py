@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole
+from specnb.arguments import require_whole
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.drafters import Context, Drafter
@@ -199,7 +199,6 @@ def expected_steps(kept: Array) -> Array:
     return begins[:, :places]
 
 
-@named_settings
 @torch.inference_mode()
 def measure_acceptance(
     target: PreTrainedModel | Pair,

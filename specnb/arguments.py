@@ -1,60 +1,16 @@
-"""Arguments: names known from other libraries, whole numbers, and numbers in an interval."""
+"""Arguments: whole numbers, lists of them, and values in messages."""
 
 from __future__ import annotations
 
-import inspect
 import operator
-from collections.abc import Callable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Settings = ParamSpec("Settings")
-Result = TypeVar("Result")
-
 SHOWN = 200  # characters of a value in a message
-ELSEWHERE = {name: f"sampling=Sampling({name}=...)" for name in ("temperature", "top_k", "top_p", "min_p")} | {
-    "do_sample": "sampling=Sampling(temperature=0) for argmax",
-    "eos_token_id": "eos",
-    "assistant_model": "draft",
-    "assistant_tokenizer": "ModelDrafter(draft, vocab=..., tokens=...) as draft",
-    "num_assistant_tokens": "gamma",
-    "prompt_lookup_num_tokens": "a PromptLookupDrafter as draft",
-    "num_beams": "specnb.beam_search",
-    "num_return_sequences": "[prompt] * n as prompts",
-    "max_length": "max_new_tokens",
-    "attention_mask": "what the tokenizer returned as prompts",
-    "assistant_confidence_threshold": "gamma",
-    "generation_config": "sampling=Sampling(...), eos and max_new_tokens",
-    "logits_processor": "a forward hook on the output head of both models",
-    "output_logits": "hooks=Hooks(keep_probs=True)",
-    "output_scores": "hooks=Hooks(keep_probs=True)",
-}
-GUIDE = 'help(specnb.Sampler) describes them, and "Coming from transformers" in docs/decode.md of the repository'
-
-
-def named_settings(function: Callable[Settings, Result]) -> Callable[Settings, Result]:
-    """`function` with a `TypeError` for unknown arguments that names the one to use instead.
-
-    >>> named_settings(lambda target, sampling=None: sampling)("model", temperature=0.5)
-    Traceback (most recent call last):
-    TypeError: there is no argument temperature; give sampling=Sampling(temperature=...)
-    """
-    names = [name for name in inspect.signature(function).parameters if name != "self"]
-
-    @wraps(function)
-    def checked(*args: Settings.args, **settings: Settings.kwargs) -> Result:
-        for name in settings:
-            if name not in names:
-                known = f"there are {', '.join(names)}; {GUIDE}"
-                advice = f"give {ELSEWHERE[name]}" if name in ELSEWHERE else known
-                raise TypeError(f"there is no argument {name}; {advice}")
-        return function(*args, **settings)
-
-    return checked
 
 
 def require_whole(most: int | None = None, **numbers: tuple[Any, int]) -> None:

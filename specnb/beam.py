@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole, shown
+from specnb.arguments import require_whole, shown
 from specnb.cache import CachedModel
 from specnb.check import Check
 from specnb.distributions import Sampling, at_least_float
@@ -297,7 +297,6 @@ class BeamSearch:
     texts: list[str] | None = None
 
 
-@named_settings
 def beam_search(
     target: PreTrainedModel | Pair,
     prompt: Prompts,

@@ -17,7 +17,7 @@ from jaxtyping import Float, Float64, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.arguments import named_settings, whole
+from specnb.arguments import whole
 
 FLOAT32 = torch.finfo(torch.float32)
 # Mass is counted in whole units: their sums are exact, so the nucleus does not depend on the order
@@ -62,9 +62,6 @@ class Sampling:
             raise ValueError(f"top_p is {self.top_p!r}; it must lie in (0, 1], where 1 keeps every token")
         if not 0 <= self.min_p <= 1:
             raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
-
-
-Sampling.__init__ = named_settings(Sampling.__init__)  # type: ignore[method-assign]  # names of transformers
 
 
 def require_sampling(sampling: Any) -> None:

@@ -17,7 +17,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole, shown, whole_numbers
+from specnb.arguments import require_whole, shown, whole_numbers
 from specnb.cache import LEAST_SLOTS, slots_for
 from specnb.check import Check, Comparison
 from specnb.copies import PromptLookupDrafter
@@ -128,7 +128,6 @@ class Sampler:
 
     batch: Batch | None = None
 
-    @named_settings
     def __init__(
         self,
         target: PreTrainedModel | Pair,
@@ -189,7 +188,6 @@ class Sampler:
     def require_models(self, drafter: Drafter | None) -> None:
         require_models(self.target, drafter)
 
-    @named_settings
     @torch.inference_mode()
     def generate(
         self,
@@ -414,7 +412,6 @@ class _Call:
             raise error
 
 
-@named_settings
 def generate(
     target: PreTrainedModel | Pair,
     prompts: Prompts,

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.acceptance import measure_acceptance
-from specnb.arguments import named_settings, require_whole, shown
+from specnb.arguments import require_whole, shown
 from specnb.cost import Costs, measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.fast import Compile
@@ -73,7 +73,6 @@ class Speedup:
         return "\n".join([*lines, self.conditions])
 
 
-@named_settings
 def measure_speedup(
     target: PreTrainedModel | Pair,
     prompts: Prompts,
@@ -187,7 +186,6 @@ def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 10
     return Estimate(float(value), *interval(spread), beta.size)
 
 
-@named_settings
 def recommend_gamma(
     target: PreTrainedModel | Pair,
     prompts: Prompts,

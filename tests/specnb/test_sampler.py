@@ -31,13 +31,11 @@ from drafter_kinds import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementation_distribution import PROMPTS, SHARP, VOCAB, PatchyDrafter, check_record
-from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2, roomy, tokenizer, without_tokenizer
+from tiny import ARCHITECTURES, LIMIT, gpt2, llama, near_copy, neox, qwen2, roomy, tokenizer
 from torch import Tensor
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel
 
-from specnb.acceptance import measure_acceptance
-from specnb.beam import beam_search
 from specnb.cache import slots_for
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
@@ -45,7 +43,6 @@ from specnb.drafters import ModelDrafter, TreeDrafter
 from specnb.record import PARTS
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
 from specnb.sampler import Hooks, Sampler, generate
-from specnb.speedup import recommend_gamma
 from specnb.step import Batch, Setup, require_memory
 from specnb.trees import distinct_children, independent_children, top_children
 
@@ -456,17 +453,6 @@ def test_padding_that_nobody_masked_is_refused() -> None:
         assert given_to(ends, prompts) == prompts
     assert given_to(padding(7), LEFT) == LEFT.tolist()
     assert generate(llama(), ["two one"], None, max_new_tokens=1, tokenizer=pads).prompts == [[2, 1]]
-
-
-def test_a_setting_of_another_name_is_said_to_be_elsewhere() -> None:
-    one_pair = without_tokenizer(llama(), llama())
-    calls: list[tuple[Any, Any]] = [
-        (generate, llama()), (Sampler, llama()), (beam_search, llama()), (measure_acceptance, llama()),
-        (recommend_gamma, one_pair),
-    ]  # fmt: skip
-    for function, first in calls:
-        with pytest.raises(TypeError, match=r"no argument temperature; give sampling=Sampling\(temperature=...\)"):
-            function(first, [[1]], temperature=0.5)
 
 
 # What is refused before any model runs.
