@@ -6,14 +6,13 @@ that none can be stale (`CompiledLayers`). `Captured` records a function as a CU
 
 Nowhere else does specnb rest on parts that torch may change without notice, which bound its version in
 pyproject.toml: `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise` (packed weights),
-`torch._dynamo.mark_dynamic`, `torch._inductor.cpp_builder` and `.runtime.cache_dir_utils` (compiled
-layers), and a module's `_parameters`, `_buffers` and hooks (private copies).
+`torch._dynamo.mark_dynamic` (compiled layers), and a module's `_parameters`, `_buffers` and hooks
+(private copies).
 """
 
 from __future__ import annotations
 
 import copy
-import sysconfig
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -122,13 +121,7 @@ def shared_copy(model: Module) -> Module:
             memo[id(tensor)] = tensor
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             memo[id(hook)] = hook
-    try:
-        return copy.deepcopy(model, memo)
-    except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise TypeError(
-            f"{type(model).__name__} cannot be copied ({error}), and a sampler runs a copy of its modules that shares "
-            "the weights: take the attribute that cannot be copied, such as a lock or an open file, off the model"
-        ) from error
+    return copy.deepcopy(model, memo)
 
 
 def without_hooks(layer: nn.Module) -> nn.Module:
@@ -379,7 +372,6 @@ def _plain(value: Any) -> Any:
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled at its first call; later calls check only sizes marked as dynamic."""
-    require_compiler()
 
     def own(*given: Any) -> Any:
         return function(*given)
@@ -387,21 +379,6 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     own.__code__ = own.__code__.replace()  # torch keeps what it compiled with this object
     options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
-
-
-def require_compiler() -> None:
-    """Raise `RuntimeError` without a C++ compiler, or with a space in its paths."""
-    from torch._inductor.cpp_builder import get_cpp_compiler  # slow to import
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:
-        raise RuntimeError("compile=True needs a C++ compiler: install g++, or leave compile=False") from error
-    for path in (cache_dir(), torch.__file__, sysconfig.get_path("include")):
-        if " " in path:  # torch cuts its command there
-            remedy = "move the environment, or set TORCHINDUCTOR_CACHE_DIR if it is that, or leave compile=False"
-            raise RuntimeError(f"compile=True fails because of the space in {path}: {remedy}")
 
 
 class Captured:
