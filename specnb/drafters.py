@@ -106,7 +106,7 @@ class Drafter:
         The target's hidden states for `Context`, numbered as `output_hidden_states` of
         transformers.
     draft_model
-        The model that drafts, if any; its memory, device and context limit are checked.
+        The model that drafts, if any; its memory and context limit are checked.
     can_refill
         Whether single rows can be restarted.
     gamma

@@ -455,17 +455,12 @@ def generate(
 def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     require_supported(target)
     require_whole_head(target)
-    if target.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"the target is on {target.device}; the loop runs on cpu and cuda: move it, target.to('cpu')")
     if drafter is None:
         return
     if not isinstance(drafter, Drafter):
         raise TypeError(f'draft is {shown(drafter)}; it must be a model of transformers, a Drafter, "auto" or None')
     node_depths(drafter.parents or ())  # raises for parents that are no tree
     require_same_vocabulary(target, type(drafter).__name__, drafter.vocab)
-    model = drafter.draft_model
-    if model is not None and model.device != target.device:
-        raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")
 
 
 def _gamma_of(gamma: Any, drafter: Drafter | None) -> int:

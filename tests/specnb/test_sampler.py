@@ -490,7 +490,6 @@ def short_draft() -> Any:
     return model
 
 
-META: Any = llama().to("meta")  # type: ignore[arg-type]
 RUNNING, DRAFTING = refusing(llama()), refusing(llama(seed=2))
 DISTINCT = TreeDrafter(DRAFTING, TWO_DRAFTS, scheme=distinct_children)
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -526,7 +525,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": short_draft(), "max_new_tokens": 5}, "GPT2LMHeadModel has 8"),
     ({"target": "gpt2"}, "no model"),
     ({"target": refusing(tiny_model("recurrent_gemma"))}, "LinearAttentionLayer"),
-    ({"target": META, "draft": None}, "meta"),
     ({"draft": ModelDrafter(llama(VOCAB + 3))}, "4 tokens"),
     ({"draft": TableDrafter(table()[:, :3])}, "4 tokens"),
     ({"draft": refusing(tiny_model("bloom"))}, "position_ids"),
