@@ -228,22 +228,25 @@ class NextTokenLayers(ReleasedHead):
         return loaded.shared_post_norm(state) if loaded.use_shared_post_norm else state
 
 
-class HeadDrafter(SequentialDrafter):
-    """A drafter with a head that was trained on the hidden states of `target`.
+class AttentionDrafter(SequentialDrafter):
+    """Draft tokens sampled one after the other from a head that attends to the tokens so far.
 
-    Between two calls of `start` gamma stays the same. `most` limits the draft tokens of a step;
-    `compile="auto"` packs weights on a CPU.
+    A step first computes the tokens since the last step anew, with the target's states; those of
+    draft tokens came from the head's own. A head of several layers that are `chained` takes the next
+    layer for each draft token, and the last one again if there are more. Between two calls of `start`
+    gamma stays the same. `most` limits the draft tokens of a step; `compile="auto"` packs weights on
+    a CPU.
     """
 
-    hidden_layers: tuple[int, ...] = (-1,)
-    capturable = True
+    cache: RaggedCache
+    bound: LengthBound | None = None
 
     def __init__(
-        self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: Compile = False,
-        most: int | None = None,
+        self, target: PreTrainedModel, head: Any, sampling: Sampling = Sampling(), *, compile: Compile = False,
+        capturable: bool = False, most: int | None = None,
     ) -> None:  # fmt: skip
         require_supported(target)
-        self.head: Any = shared_copy(head)
+        self.head = shared_copy(head)
         self.sampling, self.most = sampling, most
         self.vocab = vocabulary(target)
         self.proposed: Tensor | None = getattr(head, "proposed", None)
@@ -251,58 +254,6 @@ class HeadDrafter(SequentialDrafter):
             pack(self.head)
         self.embedding: Any = getattr(self.head, "embed_tokens", None) or target.get_input_embeddings()
         self.output: Any = getattr(self.head, "lm_head", None) or target.get_output_embeddings()
-
-    @torch.no_grad()
-    def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
-        # The last step may have accepted tokens of another drafter, as many as were asked for.
-        state = self.first_state(context, width)
-        draft_tokens: list[Tensor] = []
-        distributions: list[Tensor] = []
-        for position in range(width if self.most is None else min(width, self.most)):
-            if position:
-                state = self.next_state(state, draft_tokens[-1], context.lengths + position - 1)
-            distributions.append(self.q(self.head.features(state)))
-            draft_tokens.append(choose(position, distributions[-1]))
-        return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
-
-    def fewest(self, gamma: int) -> int:
-        return gamma if self.most is None else min(self.most, gamma)
-
-    @property
-    def may_be_left_out(self) -> bool:
-        """Whether a step may do without the head, which then reads later what it missed."""
-        return False
-
-    def first_state(self, context: Context, drafted: int) -> Tensor:
-        """The state for the first draft token; the last step evaluated at most `drafted` draft tokens."""
-        raise NotImplementedError
-
-    def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def q(self, features: Tensor) -> Tensor:
-        q = standardise(self.output(features), self.sampling, check=False)
-        if self.proposed is None:
-            return q
-        return q.new_zeros(*q.shape[:-1], self.vocab).index_copy_(-1, self.proposed, q)
-
-
-class AttentionDrafter(HeadDrafter):
-    """Draft tokens sampled one after the other from a head that attends to the tokens so far.
-
-    A step first computes the tokens since the last step anew, with the target's states; those of
-    draft tokens came from the head's own. A head of several layers that are `chained` takes the next
-    layer for each draft token, and the last one again if there are more.
-    """
-
-    cache: RaggedCache
-    bound: LengthBound | None = None
-
-    def __init__(
-        self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: Compile = False,
-        capturable: bool = False, most: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(target, head, sampling, compile=compile, most=most)
         self.hidden_layers, self.capturable = self.head.hidden_layers, capturable
         weight = next(self.head.parameters())
         self.dtype, self.device = weight.dtype, weight.device
@@ -310,7 +261,11 @@ class AttentionDrafter(HeadDrafter):
 
     @property
     def may_be_left_out(self) -> bool:
+        """Whether a step may do without the head, which then reads later what it missed."""
         return self.device.type == "cpu" and not self.capturable
+
+    def fewest(self, gamma: int) -> int:
+        return gamma if self.most is None else min(self.most, gamma)
 
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -335,7 +290,21 @@ class AttentionDrafter(HeadDrafter):
             tokens = context.tokens.gather(1, (slots + layer).clamp_max(context.tokens.shape[1] - 1))
             window = self._read(window, tokens, slots, rows, layer)
 
+    @torch.no_grad()
+    def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
+        # The last step may have accepted tokens of another drafter, as many as were asked for.
+        state = self.first_state(context, width)
+        draft_tokens: list[Tensor] = []
+        distributions: list[Tensor] = []
+        for position in range(width if self.most is None else min(width, self.most)):
+            if position:
+                state = self.next_state(state, draft_tokens[-1], context.lengths + position - 1)
+            distributions.append(self.q(self.head.features(state)))
+            draft_tokens.append(choose(position, distributions[-1]))
+        return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
+
     def first_state(self, context: Context, drafted: int) -> Tensor:
+        """The state for the first draft token; the last step evaluated at most `drafted` draft tokens."""
         # Tokens that came since the last call are to be computed with the target's states, and a chained layer read
         # tokens of its own for those before them. A CPU knows how many they are; else there may be `drafted` + 1. In a
         # row of fewer tokens the first one is computed several times.
@@ -359,6 +328,12 @@ class AttentionDrafter(HeadDrafter):
         self.window = self._read(self.window, tokens, self.slots, layer=self.depth)
         return self.window[:, -1]
 
+    def q(self, features: Tensor) -> Tensor:
+        q = standardise(self.output(features), self.sampling, check=False)
+        if self.proposed is None:
+            return q
+        return q.new_zeros(*q.shape[:-1], self.vocab).index_copy_(-1, self.proposed, q)
+
     def _enter(self, context: Context, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states of the tokens in `slots` `(rows, n)`, from the target's states."""
         states: Any = context.hidden_states
@@ -379,7 +354,7 @@ class FallbackDrafter(Drafter):
     out of a step in which all rows copy, and catches up later.
     """
 
-    def __init__(self, copy: Drafter, head: HeadDrafter, gamma: int = 10) -> None:
+    def __init__(self, copy: Drafter, head: AttentionDrafter, gamma: int = 10) -> None:
         self.copy, self.head, self.gamma = copy, head, gamma
         self.vocab, self.hidden_layers = head.vocab, head.hidden_layers
         self.can_refill = copy.can_refill

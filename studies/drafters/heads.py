@@ -29,7 +29,7 @@ from torch.nn.functional import rms_norm, silu
 from specnb.distributions import sample
 from specnb.drafters import Context, Proposal, padded
 from specnb.formats import CONFIG
-from specnb.heads import WEIGHTS, HeadDrafter
+from specnb.heads import WEIGHTS, AttentionDrafter
 
 EPSILON = 1e-6
 
@@ -49,6 +49,8 @@ class RecurrentHead(nn.Module):
     >>> head(torch.ones(3, 8), torch.ones(3, 8)).shape
     torch.Size([3, 8])
     """
+
+    hidden_layers = (-1,)
 
     def __init__(self, width: int, hidden: int, layers: int = 2) -> None:
         super().__init__()
@@ -80,6 +82,8 @@ class ParallelHeads(nn.Module):
     >>> ParallelHeads(width=8, hidden=16, count=3)(torch.ones(2, 8)).shape
     torch.Size([2, 3, 8])
     """
+
+    hidden_layers = (-1,)
 
     def __init__(self, width: int, hidden: int, count: int) -> None:
         super().__init__()
@@ -116,12 +120,21 @@ def load_head(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     return head.to(dtype).eval()
 
 
-class FeatureDrafter(HeadDrafter):
-    """Draft tokens sampled one after the other from a `RecurrentHead`, which continues the last
-    hidden state.
+class WithoutCache(AttentionDrafter):
+    """Draft tokens from a head that reads the last hidden state, and no tokens before it."""
 
-    There is no cache.
-    """
+    may_be_left_out = False
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings, capturable=True)
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        return
+
+
+class FeatureDrafter(WithoutCache):
+    """Draft tokens sampled one after the other from a `RecurrentHead`, which continues the last
+    hidden state."""
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         state = context.last_hidden_state.to(self.head.scale.dtype)
@@ -131,7 +144,7 @@ class FeatureDrafter(HeadDrafter):
         return self.head(state, self.embedding(token))  # type: ignore[no-any-return]
 
 
-class ParallelHeadsDrafter(HeadDrafter):
+class ParallelHeadsDrafter(WithoutCache):
     """Draft tokens sampled independently of each other, each from its own one of `ParallelHeads` on
     one state.
 

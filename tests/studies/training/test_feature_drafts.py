@@ -10,7 +10,7 @@ import torch
 
 from specnb.distributions import Sampling, overlap
 from specnb.drafters import Context
-from specnb.heads import Eagle3Head, HeadDrafter, NextTokenHead
+from specnb.heads import AttentionDrafter, Eagle3Head, NextTokenHead
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.released import load_drafter, save_head
 from specnb.sampler import generate
@@ -57,7 +57,7 @@ def with_random_weights(pair: Pair) -> dict[str, Student]:
     return students
 
 
-def drafter_of(pair: Pair, name: str, head: Any, folder: Path) -> HeadDrafter:
+def drafter_of(pair: Pair, name: str, head: Any, folder: Path) -> AttentionDrafter:
     """With the trained head; of those that other engines load, with what they read."""
     if name in DRAFTERS:
         return DRAFTERS[name](pair.target, head)  # type: ignore[no-any-return]
