@@ -6,7 +6,7 @@ To write one, inherit from `ChainDrafter` and give a next-token distribution, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -274,9 +274,8 @@ class ModelDrafter(ChainDrafter):
         A model of transformers; the drafter runs a private copy.
     sampling
         Temperature, top-k, top-p and min-p of the draft.
-    vocab, tokens
-        Number of the target's tokens, and the target's token of each logit, if they differ from the
-        model's (`specnb.support.TokenMap`). EAGLE-3's d2t gives `torch.arange(len(d2t)) + d2t`.
+    vocab
+        Number of the target's tokens, if it is not the model's (`specnb.support.TokenMap`).
     compile
         As in `specnb.fast.PrivateModel`.
     capturable
@@ -301,7 +300,6 @@ class ModelDrafter(ChainDrafter):
         sampling: Sampling = Sampling(),
         *,
         vocab: int | None = None,
-        tokens: Sequence[int] | Tensor | None = None,
         compile: Compile = False,
         capturable: bool = False,
     ) -> None:
@@ -311,7 +309,7 @@ class ModelDrafter(ChainDrafter):
         if self.private.compiled is not None:
             self.private.compiled.widths = frozenset({1, NEWEST})
         self.sampling = sampling
-        self.token_map = TokenMap(model, vocab, tokens)
+        self.token_map = TokenMap(model, vocab)
         self.vocab = self.token_map.vocab
         self.capturable = capturable
         self.allocated: tuple[Any, ...] = ()

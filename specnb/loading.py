@@ -103,8 +103,7 @@ def load_pair(
     if differing:
         raise ValueError(
             f"the tokenizers of {str(target)!r} and {str(draft)!r} differ in {len(differing):,} tokens, such as "
-            f"{min(differing)!r}; choose a draft of the target's own family, or load both with load_model and give "
-            "ModelDrafter(draft, ..., vocab=..., tokens=...)"
+            f"{min(differing)!r}; choose a draft of the target's own family"
         )
     return Pair(load_model(folders[0], device, dtype), load_model(folders[1], device, dtype), tokenizers[0])
 
