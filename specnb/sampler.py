@@ -28,7 +28,7 @@ from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
 from specnb.rules import Rule, token_verification
-from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
+from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
 from specnb.trees import node_depths
 
@@ -211,8 +211,8 @@ class Sampler:
             The tokens of a prompt depend on it, the prompt, its number and the settings, and not on
             the batch.
         batch_size
-            Prompts generated at a time, by default all. When a sequence ends, the next prompt takes
-            its row.
+            Prompts generated at a time, by default all; fewer need less memory. When a sequence ends,
+            the next prompt takes its row.
         numbers
             Numbers of the prompts, by default 0, 1, ...; with its number a prompt can be generated
             again alone.
@@ -225,9 +225,8 @@ class Sampler:
         ValueError
             For an empty prompt, tokens outside the vocabulary, a context beyond a model's limit,
             and an invalid proposal.
-        MemoryError, RuntimeError
-            If caches do not fit; if the weights of a model were changed, or another call is made within
-            this one.
+        RuntimeError
+            If the weights of a model were changed, or another call is made within this one.
         FloatingPointError
             If a token rests on NaN; its `finished` has the completions of prompts that had ended.
         """
@@ -292,7 +291,6 @@ class Sampler:
             eos=eos, keep_probs=self.hooks.keep_probs, log_probs=self.check is not None,
             trace=self.hooks.trace,
         )  # fmt: skip
-        require_memory(setup)
         if self.check is not None:
             tree = self.drafter is not None and self.drafter.parents is not None
             self.check.new_batch(self.private.modules, slots, tree)
