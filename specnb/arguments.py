@@ -13,13 +13,12 @@ from torch import Tensor
 SHOWN = 200  # characters of a value in a message
 
 
-def require_whole(most: int | None = None, **numbers: tuple[Any, int]) -> None:
-    """Raise `ValueError` unless each number, given with the least one allowed, is whole and at most `most`."""
+def require_whole(**numbers: tuple[Any, int]) -> None:
+    """Raise `ValueError` unless each number, given with the least one allowed, is whole."""
     for name, (value, least) in numbers.items():
         number = whole(value)
-        if number is None or number < least or (most is not None and number > most):
-            range_ = f"from {least}" if most is None else f"from {least} to {most}"
-            raise ValueError(f"{name} is {shown(value)}; it must be a whole number {range_}")
+        if number is None or number < least:
+            raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {least}")
 
 
 def whole(value: Any) -> int | None:
@@ -33,9 +32,7 @@ def whole(value: Any) -> int | None:
 
 
 def whole_numbers(values: Any) -> list[int] | None:
-    """A list, array or dense tensor of whole numbers as a list of ints; None for anything else."""
-    if isinstance(values, Tensor) and (values.is_meta or values.layout != torch.strided):
-        return None
+    """A list, array or tensor of whole numbers as a list of ints; None for anything else."""
     values = values.tolist() if hasattr(values, "tolist") else values
     if not isinstance(values, Sequence) or isinstance(values, str | bytes):
         return None

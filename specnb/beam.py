@@ -206,7 +206,7 @@ class TreeModel:
         known = len(prompt) - 1
         slots = known + capacity
         self.runner = CachedModel(model, slots)
-        self.runner.token_map = token_map
+        self.runner.token_map = token_map or self.runner.token_map
         # Row s has the slots that the node in slot s sees; new nodes copy their parents' rows on the host.
         self.visible = np.zeros((slots, slots), dtype=bool)
         self.visible[:, :known] = True

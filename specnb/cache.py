@@ -188,7 +188,7 @@ class CachedModel:
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self.model = model
         self.capacity = capacity
-        self.token_map: TokenMap | None = None
+        self.token_map = TokenMap(model)
         self.config = decoder_config(model)
         self.cache = RaggedCache(self.config.num_hidden_layers, capacity)
         self.cache_argument = cache_argument(model)
@@ -231,7 +231,7 @@ class CachedModel:
             mask = self.windowed(mask, positions, rows)
         more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
         output = self.model(
-            input_ids=self.own_tokens(tokens),
+            input_ids=self.token_map.inputs(tokens),
             # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
             position_ids=positions.clamp_max(self.last_position),
             attention_mask=mask,
@@ -243,18 +243,11 @@ class CachedModel:
         if self.hidden_states is not None:
             states = [output.hidden_states[layer] for layer in self.hidden_layers]
             self.hidden_states[self.cache.index] = torch.cat(states, dim=-1)
-        logits = self.target_logits(output)
+        logits = self.token_map.logits(output.logits)
         if self.cache.finite:
             # A token reads its own keys and values, so the model alone has NaN after it.
             logits = logits.masked_fill(self.cache.overflowed[:, -keep:, None], torch.nan)
         return logits
-
-    def own_tokens(self, tokens: Tensor) -> Tensor:
-        return tokens if self.token_map is None else self.token_map.inputs(tokens)
-
-    def target_logits(self, output: Any) -> Tensor:
-        logits: Tensor = output.logits
-        return logits if self.token_map is None else self.token_map.logits(logits)
 
     def fill(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
         longest = int(lengths.max())

@@ -217,7 +217,6 @@ def sample(probs: Float[Tensor, "*batch vocab"], uniform: Float[Tensor, "*batch"
 
 
 PURPOSES = ("draft", "accept", "final")
-LARGEST_SEED = 2**64 - 1  # and number of a row
 
 
 @dataclass(frozen=True)

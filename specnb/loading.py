@@ -70,7 +70,7 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
 
 def load_pair(
     target: str | Path = TRAINED_PAIR / "target",
-    draft: str | Path | None = None,
+    draft: str | Path = TRAINED_PAIR / "draft",
     device: str = "cpu",
     dtype: torch.dtype | str = torch.float32,
 ) -> Pair:
@@ -79,7 +79,7 @@ def load_pair(
     Parameters
     ----------
     target, draft
-        Folders, or names on the Hugging Face hub. Another target than the trained one needs a draft.
+        Folders, or names on the Hugging Face hub, of models with one tokenizer.
 
     Raises
     ------
@@ -91,12 +91,6 @@ def load_pair(
     >>> load_pair(dtype=torch.float64).draft.dtype
     torch.float64
     """
-    if draft is None:
-        if Path(target) != TRAINED_PAIR / "target":
-            raise TypeError(
-                f"there is no draft for {str(target)!r}; give one, or load_model(target) alone to draft without a model"
-            )
-        draft = TRAINED_PAIR / "draft"
     folders = [folder_of(target), folder_of(draft)]
     tokenizers = [AutoTokenizer.from_pretrained(folder, trust_remote_code=False) for folder in folders]
     differing = {token for token, _ in tokenizers[0].get_vocab().items() ^ tokenizers[1].get_vocab().items()}

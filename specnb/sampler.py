@@ -21,7 +21,7 @@ from specnb.arguments import require_whole, shown, whole_numbers
 from specnb.cache import LEAST_SLOTS, slots_for
 from specnb.check import Check, Comparison
 from specnb.copies import PromptLookupDrafter
-from specnb.distributions import LARGEST_SEED, Sampling, require_sampling
+from specnb.distributions import Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
@@ -233,14 +233,12 @@ class Sampler:
         prompts, eos = self.token_lists(prompts), as_list(eos)
         require_tokens(prompts, eos, vocabulary(self.target))
         batch_size = len(prompts) if batch_size is None else batch_size
-        require_whole(max_new_tokens=(max_new_tokens, 1), batch_size=(batch_size, 1))
+        require_whole(max_new_tokens=(max_new_tokens, 1), batch_size=(batch_size, 1), seed=(seed, 0))
         numbers = whole_numbers(range(len(prompts)) if numbers is None else numbers) or []
         if len(numbers) != len(prompts):
             raise ValueError(
                 f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
             )
-        for number in numbers:
-            require_whole(LARGEST_SEED, seed=(seed, 0), numbers=(number, 0))
         rows, longest, max_new_tokens = min(int(batch_size), len(prompts)), max(map(len, prompts)), int(max_new_tokens)
         for model in (self.target, None if self.drafter is None else self.drafter.draft_model):
             require_context(model, longest, max_new_tokens)
@@ -353,7 +351,7 @@ class _Call:
                 waiting = (len(self.prompts) - self.entered) * self.max_new_tokens
                 bar.update(max(expected - sum(status) - waiting - bar.n, 0))
                 if entered := self._replace(status):
-                    reader.entered(entered)
+                    reader.new = entered
                 elif not any(status):
                     break
         self._collect(list(self.prompt_of))

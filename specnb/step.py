@@ -464,6 +464,3 @@ class ProgressReader:
             status_of_rows[row] = 1  # its new sequence has just begun
         self.new = []
         return status_of_rows
-
-    def entered(self, rows: list[int]) -> None:
-        self.new = rows
