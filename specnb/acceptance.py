@@ -1,8 +1,4 @@
-"""Acceptance along texts of the target: alpha, rates by depth of the draft, and tokens per step.
-
-Nothing is decoded speculatively, so one set of texts serves several drafters, and answers that are
-there already do, too.
-"""
+"""Acceptance along texts of the target, without speculation: alpha, rates by depth, and tokens per step."""
 
 from __future__ import annotations
 
@@ -78,8 +74,7 @@ class Acceptance:
 
     @property
     def beta(self) -> dict[str, Array]:
-        """The overlap of p and q at every new token `(rows, new_tokens)`, 0 if nothing is proposed; NaN after the
-        end of a shorter completion."""
+        """The overlap of p and q at every new token `(rows, new_tokens)`, 0 for no draft token, NaN after the end."""
         return {name: measured[:, :, 0, 0] for name, measured in self.drafts.items()}
 
     def alpha(self, draft: str = "draft", seed: int = 0) -> Estimate:
@@ -94,21 +89,16 @@ class Acceptance:
 
         Notes
         -----
-        With b = min(1, q(x) / p(x)) of a token x of the text, a step that begins at a place accepts
-        its first d draft tokens with probability
+        A draft token y is sampled with q(y) and accepted with min(1, p(y) / q(y)), so both happen with
+        min(p, q), which is p times b, b(y) = min(1, q(y) / p(y)). Along a text from p a step that
+        begins at a place therefore accepts its first d draft tokens with probability
 
             sum over y of prod_{i <= d} min(p(y_i), q(y_i)) = E[b_1 ... b_{d-1} beta_d].
 
-        Because a draft token y is sampled with q(y) and accepted with min(1, p(y) / q(y)), both
-        happen with min(p, q). The text comes from p, and min(p, q) is p times b. The mean of the
-        last b, given the tokens before, is beta_d.
-
-        A loop does not begin steps at all places alike. A step emits the n tokens of the text with
-        probability prod_{i < n} min(p, q) times p - min(p, q) of the last one, or times p if n =
-        gamma + 1. Divided by the text's own probability that is b_1 ... b_{n-1} (1 - b_n), or b_1
-        ... b_gamma. From the first place on, these give the expected number of steps that begin at
-        each place, by which places are weighted. A marginal rate is the product, over the depths up
-        to it, of the weighted means of b_1 ... b_{d-1} beta_d over those of b_1 ... b_{d-1}.
+        Places are weighted by the expected number of steps that begin there: given the text, a step
+        emits its next n tokens with probability b_1 ... b_{n-1} (1 - b_n), or b_1 ... b_gamma if n =
+        gamma + 1. A marginal rate is the product, over the depths up to it, of the weighted means of
+        b_1 ... b_{d-1} beta_d over those of b_1 ... b_{d-1}.
         """
         measured = self.drafts[draft]
         gamma = measured.shape[2] if gamma is None else gamma
@@ -158,7 +148,7 @@ def _short(estimate: Estimate) -> str:
 
 
 def depth_sums(measured: Array) -> Array:
-    """For each row `(rows, 3 gamma)` the expected number of steps that reach each depth, test there, and accept there.
+    """The expected number `(rows, 3 gamma)` of steps that reach each depth, test there, and accept there.
 
     `measured` is one of `Acceptance.drafts`.
     """
@@ -218,14 +208,12 @@ def measure_acceptance(
     Parameters
     ----------
     draft
-        A model, sampled as `sampling` says, or any `Drafter` of chains, named "draft" in what is
-        returned, or several by name; by default that of a `Pair`, otherwise copies from the text. A
-        drafter is asked for q at every place (`Drafter.along`), and told by `update` that the step
-        there emitted one token.
+        A model, sampled as `sampling` says, or any `Drafter` of chains, which is called "draft" then,
+        or several by name; by default that of a `Pair`, otherwise copies from the text. A drafter is
+        asked for q at every place (`Drafter.along`), as if each step emitted one token.
     completions
         What the target wrote after each prompt, with the same `sampling`: lists of tokens, or with
-        a `Pair` texts. By default it writes `new_tokens` tokens now: those of `generate` with gamma
-        = 0 and the same seed and number; end tokens do not stop it.
+        a `Pair` texts. By default it writes `new_tokens` tokens now.
     gamma
         Measure drafts of 1 to so many tokens.
     batch
@@ -384,8 +372,8 @@ def distributions_along(
 ) -> Tensor:
     """Distributions `(rows, new_tokens, vocab)` for the last `new_tokens` tokens of each sequence, in one pass.
 
-    `new_tokens` may differ between sequences; beyond the fewer ones the last distribution is
-    repeated. `vocab` is the number of the target's tokens, if a draft model has another.
+    If `new_tokens` differ, the last distribution is repeated beyond the fewer ones. `vocab` is the
+    number of the target's tokens, if a draft model has another.
     """
     lengths = [len(sequence) for sequence in sequences]
     counts = [new_tokens] * len(lengths) if isinstance(new_tokens, int) else list(new_tokens)

@@ -1,8 +1,7 @@
 """Beam search, and its speculative version (appendix A.4): the same beams from fewer forward passes of the target.
 
 The draft's wider beam search builds a tree of gamma levels, evaluated by one pass of the target,
-whose own search then goes down the tree while all its beams are in it. First comes the search on
-any log-probabilities, then the models.
+whose own search then goes down the tree while all its beams are in it.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ Path = tuple[int, ...]  # a node of the tree of continuations: the tokens from t
 
 
 class LogProbs(Protocol):
-    """Log-probabilities `(len(paths), vocab)` after each path; after `keep(paths)` only descendants of
-    these are asked for."""
+    """Log-probabilities `(paths, vocab)` after each path; after `keep` only descendants of its paths are asked for."""
 
     def __call__(self, paths: Sequence[Path], /) -> Tensor: ...
 
@@ -84,8 +82,7 @@ class Finished(NamedTuple):
 
 
 class Beams(NamedTuple):
-    """The state of a beam search between two levels: running beams with their scores, and the best
-    finished ones, best first."""
+    """The state between two levels: running beams with their scores, and the best finished ones, best first."""
 
     paths: tuple[Path, ...]
     scores: Tensor
@@ -99,7 +96,7 @@ def start() -> Beams:
 
 
 def best(totals: Float[Tensor, "rows columns"], count: int) -> tuple[list[int], list[int], Float[Tensor, " best"]]:
-    """Rows, columns and values of the `count` largest entries; among equals the first row, then the first column."""
+    """Rows, columns and values of the `count` largest entries, the first ones among equals."""
     flat = totals.flatten()
     count = min(count, len(flat))
     # topk gives the smallest value to keep, but any order among equals; a stable sort gives ours.
@@ -109,7 +106,7 @@ def best(totals: Float[Tensor, "rows columns"], count: int) -> tuple[list[int], 
 
 
 def extend(state: Beams, log_p: Float[Tensor, "beams vocab"], settings: BeamSettings) -> Beams:
-    """The state after one more level, with the target's log-probabilities at `state.paths`; equal beams rank by age."""
+    """The state after one more level, with the target's log-probabilities at `state.paths`."""
     if log_p.isnan().any():
         raise FloatingPointError("the target's distributions have NaN; look for an overflow in the model (its dtype)")
     width, length = settings.width, len(state.paths[0]) + 1
@@ -142,9 +139,9 @@ def is_over(state: Beams, settings: BeamSettings) -> bool:
 def draft_levels(
     state: Beams, draft: LogProbs, width: int, gamma: int, settings: BeamSettings
 ) -> Iterator[tuple[Path, ...]]:
-    """Up to `gamma` levels of `width` paths: the draft's search from the running beams and their target scores.
+    """Up to `gamma` levels of `width` paths, which the draft finds from the running beams and their target scores.
 
-    Paths that end are left out, and so is the last level, because no forward pass follows them.
+    Paths that end are left out, and so is the last level: no forward pass follows them.
     """
     paths, scores = state.paths, state.scores
     for _ in range(min(gamma, settings.max_new_tokens - 1 - len(paths[0]))):
@@ -157,11 +154,7 @@ def draft_levels(
 
 
 def advance(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) -> list[Beams]:
-    """The states that the target's search reaches in a tree with its log-probabilities.
-
-    A level is accepted while all running beams are in the tree; the last state is of the first
-    level that is not.
-    """
+    """The states that the target's search reaches while all running beams are in the tree, and the first beyond it."""
     states: list[Beams] = []
     while not state.ended and all(path in log_p for path in state.paths):
         state = extend(state, torch.stack([log_p[path] for path in state.paths]), settings)
@@ -176,8 +169,7 @@ def steps(
     draft_width: int = 1,
     gamma: int = 0,
 ) -> Iterator[list[Beams]]:
-    """Yield the states of each step: draft a tree, evaluate the target once, `advance`. Plain search
-    without a `draft`."""
+    """Yield the states of each step: draft a tree, evaluate the target once, `advance`."""
     state = start()
     while not state.ended:
         tree = draft_levels(state, draft, draft_width, gamma, settings) if draft is not None else ()
@@ -193,9 +185,8 @@ def steps(
 class TreeModel:
     """`model` after `prompt`, evaluated over a tree of continuations with `capacity` nodes; a `LogProbs`.
 
-    Each node is evaluated once, in a cache slot of its own, and sees the prompt and its ancestors.
-    When beams are reordered or dropped, only the table of slots changes. `runs` has the nodes of
-    each pass.
+    Each node is evaluated once, in a cache slot of its own; when beams are reordered or dropped, only
+    the table of slots changes. `runs` has the nodes of each pass.
     """
 
     @torch.inference_mode()
@@ -257,15 +248,8 @@ class TreeModel:
 
 @dataclass(frozen=True)
 class BeamRecord:
-    """What each step of a search did.
-
-    Attributes
-    ----------
-    levels, nodes : (steps,)
-        Levels by which the search advanced, and tokens of the target's pass.
-    states
-        The search after 0, 1, ... levels.
-    """
+    """What each step of a search did: `levels` by which it advanced, and `nodes` of the target's pass `(steps,)`;
+    `states` after 0, 1, ... levels."""
 
     levels: NDArray[np.int64]
     nodes: NDArray[np.int64]
@@ -308,8 +292,8 @@ def beam_search(
     prompt
         One prompt, in any form that `Sampler.generate` takes.
     draft
-        A draft model, which saves forward passes of the target; the result is the same. "auto" is that
-        of a `Pair`, or None.
+        A draft model, which saves forward passes and changes no result. "auto" is that of a `Pair`, or
+        None.
     draft_width, gamma
         Beams of the draft, by default 2 `width`, and levels drafted per step.
     width, max_new_tokens, length_penalty, early_stopping, eos

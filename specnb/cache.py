@@ -105,11 +105,8 @@ class RaggedCache(Cache):
             self.overflowed = torch.zeros_like(slots, dtype=torch.bool)
 
     def least(self, slots: Tensor, visible: Tensor | None = None, bound: LengthBound | None = None) -> int:
-        """Slots to read for tokens that see up to their `slots`, or the `visible` ones.
-
-        On a GPU the host would have to wait for these, so it reads those that the `bound` of the rows'
-        lengths asks for, by default all.
-        """
+        """Slots to read for tokens that see up to their `slots`, or the `visible` ones; on a GPU, where the host would
+        have to wait for these, what the `bound` says, by default all."""
         if not self.shortens or torch.compiler.is_compiling():
             return self.capacity
         if slots.device.type != "cpu":
@@ -131,7 +128,7 @@ class RaggedCache(Cache):
 
 
 def readable(capacity: int) -> tuple[int, ...]:
-    """Numbers of slots that a pass on a GPU may read: few, because a graph is captured for each."""
+    """Numbers of slots that a pass on a GPU may read; a graph is captured for each."""
     shares = {max(LEAST_SLOTS, -(-capacity // (share * SEEN_MULTIPLE)) * SEEN_MULTIPLE) for share in (4, 2)}
     return (*sorted(size for size in shares if size < capacity), capacity)
 
@@ -182,7 +179,7 @@ class CachedModel:
     """A model with the cache of one batch, of `capacity` slots a row.
 
     A token does not see slots above its own, so a row is cropped by running its next tokens at
-    lower slots. A `token_map` serves a draft model with another vocabulary.
+    lower slots.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
@@ -316,7 +313,7 @@ def crop(
         part is cropped; a tuple of per-layer tensors `(batch, heads, length, head_dim)`; or None.
     tokens
         Number of tokens to remove, or one for each row. If rows differ, their tokens move to the
-        right, and the entries before the first token of a row have to be masked like left padding.
+        right, and what is before them has to be masked like left padding.
 
     Raises
     ------

@@ -53,7 +53,7 @@ class Context(NamedTuple):
 
     @property
     def last_hidden_state(self) -> Tensor:
-        """The hidden state `(rows, width)` from which the newest token was sampled; 0 for a row of one token."""
+        """The state `(rows, width)` from which the newest token was sampled; 0 for a row of one token."""
         assert self.hidden_states is not None, "set the drafter's hidden_layers, such as (-1,)"
         at = (self.lengths - 2)[:, None, None]
         states = self.hidden_states.take_along_dim(at.clamp_min(0), dim=1)
@@ -71,11 +71,6 @@ class Proposal(NamedTuple):
         The distribution each token was sampled from, after all processing, in float32 or float64;
         one-hot for a token chosen without randomness, 0 at -1. No rule notices another q, and the
         output is then wrong.
-
-    Examples
-    --------
-    >>> Proposal(torch.tensor([[2]]), torch.tensor([[[0.0, 0.0, 1.0]]])).q.shape
-    torch.Size([1, 1, 3])
     """
 
     draft_tokens: Tensor
@@ -103,8 +98,7 @@ class Drafter:
     scheme
         For a tree, how siblings are sampled, if some rules are not exact for that.
     hidden_layers
-        The target's hidden states for `Context`, numbered as `output_hidden_states` of
-        transformers.
+        The hidden states for `Context`, numbered as `output_hidden_states` of transformers.
     draft_model
         The model that drafts, if any; its memory and context limit are checked.
     can_refill
@@ -132,18 +126,17 @@ class Drafter:
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """Propose draft tokens, sampled with `uniforms` `(rows, gamma)`, the only source of randomness.
 
-        A chain may be narrower than gamma, or -1 from some position on; that is exact if it is
-        decided before the tokens in question are sampled. In a tree, q of a node is its
-        distribution given all nodes before it.
+        A chain may be narrower than gamma, or -1 from some position on, if that is decided before the
+        tokens in question are sampled. In a tree, q of a node is its distribution given all nodes
+        before it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
 
     def along(self, context: Context, tokens: Tensor) -> Tensor:
         """The q `(rows, n, vocab)` that `propose` would have used had it sampled `tokens` `(rows, n)`; 0 for none.
 
-        Called in place of `propose`, after `start`. By default `propose` is called n times, with
-        uniforms at which its q has these tokens; after one that a row cannot sample, q is 0. A
-        class that has it in one pass writes this method beside `propose`.
+        Called in place of `propose`. By default `propose` is called n times, with uniforms at which
+        its q has these tokens; after one that a row cannot sample, q is 0.
         """
         if self.parents is not None:
             raise TypeError(f"{type(self).__name__} proposes a tree, and `along` follows one path; give a chain")
@@ -173,12 +166,12 @@ class Drafter:
         return gamma if self.draft_model is not None or self.hidden_layers else 0
 
     def update(self, context: Context, outcome: Outcome) -> None:
-        """Learn which tokens were accepted, `outcome.accepted` `(rows,)` or `outcome.path`, at the end of a step."""
+        """Learn at the end of a step which tokens were accepted."""
         return
 
 
 def _middle(q: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """The middle `(rows,)` of the uniforms at which `sample` returns `token`, and the probability of the token."""
+    """The middle `(rows,)` of the uniforms at which `sample` returns `token`, and its probability."""
     chance = q.gather(-1, token[:, None])[:, 0].double()
     cumulative = q.cumsum(dim=-1, dtype=torch.float64)
     return (cumulative.gather(-1, token[:, None])[:, 0] - chance / 2) / cumulative[:, -1].clamp_min(1e-9), chance
@@ -202,8 +195,6 @@ class SequentialDrafter(Drafter):
 class ChainDrafter(SequentialDrafter):
     """A drafter that samples each draft token from `distribution`.
 
-    On a CPU drafting ends when all rows have stopped; on a GPU the host would have to wait to know.
-
     Examples
     --------
     >>> class TableDrafter(ChainDrafter):
@@ -217,7 +208,7 @@ class ChainDrafter(SequentialDrafter):
     """
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """The distribution `(rows, vocab)` of the next token; 0 in rows that shall propose nothing more in this step.
+        """The distribution `(rows, vocab)` of the next token; 0 in rows that propose nothing more in this step.
 
         `context` has the first `position` draft tokens of the step, and the hidden states from
         before it.
@@ -270,10 +261,6 @@ class ModelDrafter(ChainDrafter):
 
     Parameters
     ----------
-    model
-        A model of transformers; the drafter runs a private copy.
-    sampling
-        Temperature, top-k, top-p and min-p of the draft.
     vocab
         Number of the target's tokens, if it is not the model's (`specnb.support.TokenMap`).
     compile
@@ -370,10 +357,7 @@ class ModelDrafter(ChainDrafter):
 
 
 def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
-    """Raise `ValueError` if `rule` is not exact for a tree whose siblings are sampled by `scheme`.
-
-    A tree without siblings is a chain for every scheme.
-    """
+    """Raise `ValueError` if `rule` is not exact for a tree whose siblings are sampled by `scheme`."""
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
         known = " or ".join(each.__name__ for each in suitable) or "none"

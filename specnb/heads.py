@@ -1,9 +1,8 @@
 """Drafters with a head, a small network that turns the target's hidden states and the newest token
 into the next distributions.
 
-`AttentionDrafter` drafts with a head that attends to the tokens so far: `Eagle3Head`,
-`NextTokenHead` and `NextTokenLayers`, in the formats in which they are released
-(`specnb.released`). `FallbackDrafter` copies if it can.
+The heads are those that are released (`specnb.released`): `Eagle3Head`, `NextTokenHead` and
+`NextTokenLayers`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PARTS: dict[str, tuple[Any, Any, Any]] = {
 
 
 def pair_mask(slots: Tensor, seen: int, dtype: torch.dtype, window: int | None = None) -> Tensor:
-    """The mask by which a token sees the tokens up to its own, but the first one, which has no state before it."""
+    """The mask by which a token sees those up to its own but the first, which has no state before it."""
     at = torch.arange(seen, device=slots.device)
     visible = (at <= slots[..., None]) & ((at > 0) | (slots[..., None] == 0))
     if window is not None:
@@ -61,7 +60,7 @@ class ReleasedHead(nn.Module):
 
 
 class LayeredHead(ReleasedHead):
-    """What `Eagle3Head` and `NextTokenHead` share: parts of the model that `config` describes, a mask and positions."""
+    """What `Eagle3Head` and `NextTokenHead` share: parts of the model that `config` describes."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
@@ -173,7 +172,7 @@ class Eagle3Head(LayeredHead):
 
 
 class NextTokenHead(LayeredHead):
-    """A next-token layer with the names of `speculators` for its tensors; embeddings and output head are the target's.
+    """A next-token layer with the names of `speculators`; embeddings and output head are the target's.
 
     It reads the target's last hidden state, after the last norm, and later its own.
     """
@@ -193,7 +192,7 @@ class NextTokenHead(LayeredHead):
 
 
 class NextTokenLayers(ReleasedHead):
-    """The next-token layers of a target's own checkpoint as transformers loads them, with the drafter's cache and mask.
+    """The next-token layers of a target's checkpoint, as transformers loads them.
 
     Each layer reads the states of the one before it, and predicts one token further.
     """
@@ -231,11 +230,9 @@ class NextTokenLayers(ReleasedHead):
 class AttentionDrafter(SequentialDrafter):
     """Draft tokens sampled one after the other from a head that attends to the tokens so far.
 
-    A step first computes the tokens since the last step anew, with the target's states; those of
-    draft tokens came from the head's own. A head of several layers that are `chained` takes the next
-    layer for each draft token, and the last one again if there are more. Between two calls of `start`
-    gamma stays the same. `most` limits the draft tokens of a step; `compile="auto"` packs weights on
-    a CPU.
+    A step first computes the tokens since the last step anew, with the target's states. `chained`
+    layers draft a token each, and the last one all others. Between two calls of `start` gamma stays
+    the same. `most` limits the draft tokens of a step; `compile="auto"` packs weights on a CPU.
     """
 
     cache: RaggedCache
@@ -350,8 +347,8 @@ class AttentionDrafter(SequentialDrafter):
 class FallbackDrafter(Drafter):
     """Rows with a match copy for the whole step, as `copy` does; the other rows draft with `head`.
 
-    The sequence alone decides, before anything is sampled, so q is exact. On a CPU the head is left
-    out of a step in which all rows copy, and catches up later.
+    The sequence alone decides, so q is exact. On a CPU the head is left out of a step in which all
+    rows copy, and catches up later.
     """
 
     def __init__(self, copy: Drafter, head: AttentionDrafter, gamma: int = 10) -> None:

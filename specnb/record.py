@@ -30,7 +30,7 @@ class StepRecord:
         Accepted draft tokens, the final token, and tokens emitted: accepted + 1, or fewer if the
         sequence ended.
     beta : (batch, steps, gamma)
-        Overlap of p and q at each draft token, its acceptance probability; in a tree for first
+        Overlap of p and q at each draft token; in a tree its acceptance probability for first
         children only.
     seconds
         For each of `PARTS`, the seconds of the batch's steps `(steps,)`, if timed.
@@ -75,7 +75,7 @@ class StepRecord:
 
     @property
     def tested(self) -> NDArray[np.bool_]:
-        """Which draft tokens the rule tested; in a tree the children of each accepted node up to the accepted one."""
+        """Which draft tokens the rule tested."""
         possible = self.active[..., None] & (self.draft_tokens >= 0)
         if self.parents is None:
             return possible & (np.arange(self.gamma) <= self.accepted[..., None])
@@ -94,8 +94,7 @@ class StepRecord:
 
     @property
     def tokens_per_step(self) -> float:
-        """Block efficiency: mean tokens of a step, the final one included, before the end of a
-        sequence cuts any off."""
+        """Block efficiency: mean tokens of a step, the final one included, before an end cuts any off."""
         return float(self.accepted[self.active].mean()) + 1
 
     @property
@@ -109,10 +108,9 @@ class StepRecord:
         return int((self.draft_tokens[self.active] >= 0).sum())
 
     def show(self, row: int, step: int, begin: int = 0, text: Callable[[int], str] = str) -> str:
-        """One step of a row in lines: each draft token with p, q, r and its fate, and the final token.
+        """One step of a row in lines: each draft token with its place, p, q, r and fate, and the final token.
 
-        `begin` is the length of the row's prompt, and `text` shows a token. A token's number, in
-        brackets, is its place in the sequence. On a chain token verification accepts if r < p/q.
+        `begin` is the length of the row's prompt, and `text` shows a token.
 
         Examples
         --------
@@ -163,12 +161,8 @@ class Generation:
     ----------
     tokens
         The new tokens of each prompt; `texts` with a tokenizer.
-    record
-        What each step did.
     probs
         The target's distribution of each new token, with `Hooks(keep_probs=True)`.
-    prompts
-        The tokens of each prompt.
 
     Examples
     --------
@@ -191,14 +185,13 @@ class Generation:
         return "\n".join(lines)
 
     def show(self, row: int, step: int) -> str:
-        """A step of a row, to print: what was drafted, accepted and emitted, and with `Hooks(trace=True)`
-        p, q and r of each draft token."""
+        """A step of a row, to print; with `Hooks(trace=True)` p, q and r of each draft token."""
         text = str if self.tokenizer is None else lambda token: repr(self.tokenizer.decode([token]))
         return self.record.show(row, step, len(self.prompts[row]), text)
 
     def to_jsonl(self, file: str | Path) -> None:
-        """Write a line of JSON for each prompt: its tokens, the new ones, how many each step emitted, and
-        with a tokenizer the new text. `specnb-audit audit` reads it."""
+        """Write a line of JSON for each prompt, for `specnb-audit audit`: its tokens, the new ones, how many each step
+        emitted, and the new text if there is a tokenizer."""
         emitted = [[int(n) for n in row if n] for row in self.record.emitted]
         texts = [{"text": text} for text in self.texts or ()] or [{}] * len(self.tokens)
         rows = zip(self.prompts, self.tokens, emitted, texts, strict=True)

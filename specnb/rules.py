@@ -1,7 +1,7 @@
 """Verification rules: which draft tokens of a step are accepted, and which token follows them.
 
 A rule is a plan over a tree of draft tokens, which `PlannedRule` carries out and
-`specnb.enumeration` multiplies out; it knows no model, cache or device.
+`specnb.enumeration` multiplies out.
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ class PlannedRule:
     ----------
     plan
         A pure function of p `(..., nodes + 1, vocab)`, q `(..., nodes, vocab)`, the draft tokens
-        `(..., nodes)` (-1, with q = 0, for none) and a `TokenTree`, which returns a `Plan` without
-        waiting for the device. Equal plans make equal rules.
+        `(..., nodes)` (-1, with q = 0, for none) and a `TokenTree`. Equal plans make equal rules.
     up
         False: go from the root to the first child that is accepted, and on from there. True: visit
         every subtree before its node; the first node that passes is accepted with its ancestors.
@@ -129,7 +128,7 @@ class PlannedRule:
         return Outcome(entry, token) if tree is None else Outcome(shape.depths[entry], token, shape.paths[entry])
 
     def plan_for(self, p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-        """The plan for these inputs, which accepts no -1; its shapes are checked, because others would broadcast."""
+        """The plan, which accepts no -1; shapes are checked, because others would broadcast."""
         nodes, vocab = p.shape[-2] - 1, p.shape[-1]
         if q.shape[-2:] != (nodes, vocab) or draft_tokens.shape[-1:] != (nodes,):
             raise ValueError(
@@ -201,9 +200,8 @@ def exact_match(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> 
 
     Notes
     -----
-    Token verification with q = 1 at tokens chosen without looking at p; the same as sampling the
-    target's token and keeping it if a child has it. On a chain x is accepted with probability sum p
-    q.
+    The same as sampling the target's token and keeping it if a child has it. On a chain x is accepted
+    with probability sum p q.
 
     Examples
     --------
@@ -272,10 +270,9 @@ class _LenientGreedy(_WithLenience):
 
 
 def lenient_greedy_verification(lenience: float) -> PlannedRule:
-    """Accept the target's argmax, and any x with p(x) > l max p; then emit the argmax.
+    """Accept the target's argmax, and any x with p(x) > l max p; then emit the argmax. Not exact for l < 1.
 
-    p must not be one-hot: give `generate` temperature 1 and the drafter temperature 0. q and the
-    uniforms are not read. l = 1 is `greedy_verification`.
+    p must not be one-hot: give `generate` temperature 1 and the drafter temperature 0.
 
     Notes
     -----
@@ -288,7 +285,7 @@ def lenient_greedy_verification(lenience: float) -> PlannedRule:
 def greedy_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
     """Accept draft tokens while they are the target's argmax; then emit the argmax.
 
-    Exact at temperature 0, where it is Algorithm 1. q and the uniforms are not read.
+    Exact at temperature 0, where it is Algorithm 1.
 
     Examples
     --------
@@ -304,7 +301,7 @@ def greedy_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenT
 
 @partial(PlannedRule, up=True)
 def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-    """Test every node when its subtree has been rejected. Exact; accepts as many tokens as token verification, or more.
+    """Test every node when its subtree has been rejected. Exact; accepts at least as many as token verification.
 
     Notes
     -----

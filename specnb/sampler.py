@@ -1,8 +1,7 @@
 """`Sampler` decodes prompts speculatively, again and again; `generate` does so once.
 
-A sampler owns what outlives a call: a private copy of the model's modules, caches, packed weights,
-compiled layers and the captured graph. A call makes steps of a batch (`specnb.step`) until every
-prompt has its completion; when a row ends, the host gives it the next prompt.
+A call makes steps of a batch (`specnb.step`) until every prompt has its completion; when a row ends,
+the host gives it the next prompt.
 """
 
 from __future__ import annotations
@@ -68,23 +67,20 @@ class Hooks:
 class Sampler:
     """Decode prompts with exactly the target's distribution, whatever the drafter.
 
-    A sampler makes one call at a time; another within it, or from another thread, raises
-    `RuntimeError`. Several samplers of one model may run in several threads. The models are never
-    changed. If their weights are replaced, or changed where the sampler has copies, a call raises
-    `RuntimeError`. Whatever else is changed later, in the model or in code that it runs, need not
-    reach the sampler: if it shows in what the model, or a step, makes of a few tokens, the call is
-    compared with the model again, and raises `TypeError` if it differs; what changes only other
-    tokens or longer sequences escapes. Make another sampler after such changes.
+    A sampler owns what outlives a call: a copy of the model's modules that shares the weights, caches,
+    packed weights, compiled layers and the captured graph. It makes one call at a time; several
+    samplers of one model may run in several threads. After a change of the model make another one:
+    replaced weights raise `RuntimeError`; other changes raise `TypeError` if they show in a few
+    tokens, and need not reach the sampler otherwise.
 
     Parameters
     ----------
     target
         A model of transformers, or a `Pair` with a draft model and a tokenizer.
     draft
-        A model, sampled as `sampling` says, or any `Drafter`. "auto" copies from the text so far
-        (`PromptLookupDrafter`) on a CPU and is None on a GPU. With None the target decodes alone. A
-        draft model may have more or fewer tokens than the target; those of equal numbers should
-        mean the same.
+        A model, sampled as `sampling` says, or any `Drafter`; None for the target alone. "auto" copies
+        from the text so far (`PromptLookupDrafter`) on a CPU and is None on a GPU. Tokens of equal
+        numbers should mean the same to both models.
     gamma
         Draft tokens per step; 0 is plain decoding. "auto" is the drafter's choice: 4 for a model,
         10 for copies, the size of a tree.
@@ -97,11 +93,7 @@ class Sampler:
         compiles layers, too, which takes some seconds once. Packing and compiling change the last bits
         of the logits.
     check
-        Compare the loop with the model's own forward passes (`specnb.check`). For a new batch: a
-        few tokens before the first step, the first step, and the completions of the shortest and
-        the longest prompt. In every call: what the model and a step make of a few tokens with what
-        they made before, the first refilled row, and sequences longer than any compared before. A
-        call with more rows than before is compared like a new batch.
+        Compare the loop with the model's own forward passes (`specnb.check`).
     tokenizer
         With one, prompts may be texts, and completions have texts.
     rows, slots
@@ -205,8 +197,7 @@ class Sampler:
         ----------
         prompts
             One or several: lists of tokens, an array or tensor, what a tokenizer returns, or, with
-            a tokenizer, texts. Padding is left out if there is an attention_mask, and refused
-            otherwise.
+            a tokenizer, texts. Padding needs an attention_mask.
         seed
             The tokens of a prompt depend on it, the prompt, its number and the settings, and not on
             the batch.
@@ -223,8 +214,8 @@ class Sampler:
             If the check finds other distributions than the model's own; for prompts that are no
             tokens.
         ValueError
-            For an empty prompt, tokens outside the vocabulary, a context beyond a model's limit,
-            and an invalid proposal.
+            For a prompt without tokens or with others than the vocabulary's, a context beyond a
+            model's limit, and an invalid proposal.
         RuntimeError
             If the weights of a model were changed, or another call is made within this one.
         FloatingPointError
@@ -429,8 +420,7 @@ def generate(
 ) -> Generation:
     """Continue each prompt with a `Sampler` that is made for this call, by default without packing or compiling.
 
-    The arguments are those of `Sampler` and of its `generate`. To generate again, or to measure
-    speed, make a `Sampler`.
+    The arguments are those of `Sampler` and of its `generate`.
 
     Examples
     --------

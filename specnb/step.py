@@ -1,9 +1,9 @@
 """One step of a batch: draft, verify, emit, for all rows at once.
 
 All tensors have fixed shapes and are changed in place, and nothing waits for the device; so a step
-runs eagerly, or is captured as a CUDA graph and replayed. On a CPU, where reading a number costs
-nothing, the target's pass is as narrow as the proposal. One pass verifies all nodes of a tree; then
-the cache entries of the accepted path are moved to where an accepted chain would lie.
+runs eagerly, or is captured as a CUDA graph. On a CPU the target's pass is as narrow as the proposal.
+One pass verifies all nodes of a tree; then the cache entries of the accepted path are moved to where
+an accepted chain would lie.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ class State:
         Tokens so far, tokens of the prompt, steps so far, tokens still to emit (`IDLE`: the row has
         ended).
     has_nan, improper, status : (rows,)
-        Whether a token rests on NaN, or a proposal was invalid; for the host, `remaining`, `NAN` or
-        `IMPROPER`.
+        Whether a token rests on NaN, or a proposal was invalid; `remaining`, `NAN` or `IMPROPER`.
     uniforms : (rows, steps, 2 gamma + 1)
         For drafting, acceptance and the final sample of each step; `step_uniforms` are those of the
         next one.
@@ -137,11 +136,8 @@ class State:
         return torch.cat([proposal.draft_tokens, last], dim=1).scatter_(1, outcome.accepted[:, None], last)
 
     def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
-        """Append the accepted tokens and the final one to each row; return how many `(rows,)` were emitted.
-
-        Tokens after an end token or beyond `remaining` are cut off, which does not change the
-        distribution of those before.
-        """
+        """Append the accepted tokens and the final one to each row, up to an end token or `remaining`; return how many
+        `(rows,)` were emitted."""
         block = self.block(proposal, outcome)
         offsets = self.offsets[: block.shape[1]]
         emitted = torch.minimum(outcome.accepted + 1, self.remaining)
@@ -160,8 +156,7 @@ class State:
         kept[self.rows[:, None], places] = values.to(kept.dtype)
 
     def keep_trace(self, p: Tensor, proposal: Proposal, r: Tensor) -> None:
-        """Keep p and q `(rows, width, vocab)` at the draft tokens, and r `(rows, width)`; call it before
-        `remember` counts the step."""
+        """Keep p and q `(rows, width, vocab)` at the draft tokens, and r `(rows, width)`."""
         assert self.trace is not None
         tokens = proposal.draft_tokens[..., None]
         chosen = [probs.gather(-1, tokens.clamp_min(0)) for probs in (p, proposal.q)]
@@ -198,11 +193,7 @@ class State:
 
 
 class Batch:
-    """Rows that are generated together: their state, their caches, and a step.
-
-    A subclass may replace `state_class`, `runner_class` or a method; `Hooks(batch_class=...)` uses
-    it.
-    """
+    """Rows that are generated together: their state, their caches, and a step."""
 
     state_class: ClassVar[type[State]] = State
     runner_class: type[CachedModel] = CachedModel
@@ -268,7 +259,7 @@ class Batch:
         return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states, self.bound)
 
     def step(self, mark: Callable[[str], None] | None = None) -> None:
-        """Draft, verify, emit, for every row; `mark` is called with the name of each part as it ends."""
+        """Draft, verify, emit; `mark` is called with the name of each part as it ends."""
         self.bound.step()
         self.last = self.part("in_parts")() if mark is None else self.in_parts(mark)
 
@@ -292,7 +283,7 @@ class Batch:
         return draft_tokens, logits
 
     def propose(self, uniforms: Tensor) -> Proposal:
-        """Draft tokens from `uniforms` `(rows, gamma)`, on a CPU cut to the width of the proposal."""
+        """Draft tokens from `uniforms` `(rows, gamma)`, on a CPU as wide as the proposal."""
         if self.drafter is None:
             return nothing(self.state.lengths, self.vocab)
         proposal = self.drafter.propose(self.context, uniforms)
@@ -362,7 +353,7 @@ class Batch:
     def made_a_chain(
         self, path: Tensor, p: Tensor, logits: Tensor, proposal: Proposal
     ) -> tuple[Tensor, Tensor, Proposal]:
-        """p, logits and draft tokens along the accepted path of a tree, whose cache entries are moved."""
+        """What lies along the accepted path of a tree, whose cache entries are moved."""
         assert self.state.path is not None
         self.state.path[self.state.rows, self.state.steps] = path
         # Places after the accepted path read anything; they lie beyond the new length.
@@ -410,7 +401,7 @@ class Batch:
             self.step()
 
     def probe(self, tokens: Tensor) -> Tensor:
-        """The target's logits of a step in rows that begin as `tokens` `(2, n)`; to be called before `clear`."""
+        """The logits of a step in rows that begin as `tokens` `(2, n)`; to be called before `clear`."""
         state = self.state
         # A token that sees no other would hide what attention does.
         length = 1 if state.gamma else min(tokens.shape[1], self.setup.slots)
