@@ -56,7 +56,7 @@ class Costs:
 
 
 def mid_generation(prompt: int, new_tokens: int, gamma: int) -> tuple[int, int]:
-    """Context and cache slots of a forward pass half-way through a generation, for `measure_costs`."""
+    """Context and cache slots of a forward pass half-way through a generation."""
     return prompt + new_tokens // 2, slots_for(prompt, new_tokens, gamma)
 
 
@@ -73,7 +73,7 @@ def measure_costs(
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
-    """Time forward passes of both models: no sampling and no verification.
+    """Time forward passes of both models.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def measure_costs(
 
 
 class CostMeter:
-    """Times forward passes one round at a time, in turn with other work; its arguments are those of `measure_costs`."""
+    """Times forward passes one round at a time; its arguments are those of `measure_costs`."""
 
     runner_class: type[CachedModel] = CachedModel
 

@@ -1,7 +1,6 @@
 """Next-token distributions: from logits to probabilities, the residual, sampling, and the uniforms of each row.
 
-Functions work on the last axis (the vocabulary) and any leading batch shape, in float32 or better,
-on any device.
+Functions work on the last axis (the vocabulary), in float32 or better.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Sampling:
 
 
 def require_sampling(sampling: Any) -> None:
-    """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be left out."""
+    """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be lost."""
     if type(sampling) is not Sampling:
         raise TypeError(
             f"sampling is of the type {type(sampling).__name__}, and what it has beside the settings of Sampling would "
@@ -206,8 +205,7 @@ def residual(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"
 def sample(probs: Float[Tensor, "*batch vocab"], uniform: Float[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
     """The token at which the cumulative sum of `probs` `(..., vocab)` passes `uniform` `(...,)` times their sum.
 
-    Sums are float64. A token of probability zero is never sampled; from NaN the result is the last
-    token.
+    A token of probability zero is never sampled; from NaN the result is the last token.
     """
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the
@@ -229,11 +227,7 @@ class Uniforms:
 
 
 def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
-    """The generator of one row for one of `PURPOSES`, independent of all others.
-
-    It is keyed by (seed, row), both below 2^64, with the purpose in the counter, so a row's tokens do
-    not depend on its batch.
-    """
+    """The generator of one row for one of `PURPOSES`, independent of all others; seed and row are below 2^64."""
     # The purpose is in the counter's highest word, so two streams of a key are 2^192 samples apart.
     counter = np.array([0, 0, 0, PURPOSES.index(purpose)], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=np.array([seed, row], dtype=np.uint64), counter=counter))

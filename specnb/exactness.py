@@ -63,8 +63,6 @@ class Judgement:
 
     Attributes
     ----------
-    worst
-        The case with the largest total variation from the target.
     tokens_per_step
         Expected tokens of a step with the most draft tokens; the mean over all pairs or prefixes.
     beside
@@ -101,21 +99,15 @@ def judge_rule(
     pairs: Mapping[str, Pair] | None = None,
     scheme: Scheme = independent_children,
 ) -> Judgement:
-    """Decide whether `rule` is exact, and count the tokens of its steps.
-
-    Steps are enumerated on pairs of distributions that depend on the context, some with impossible
-    or missing draft tokens.
+    """Decide whether a `PlannedRule` is exact, and count the tokens of its steps.
 
     Parameters
     ----------
-    rule
-        A `PlannedRule`: its probabilities are multiplied out.
     gamma
-        The most draft tokens of a chain, or the parents of a tree.
+        The most draft tokens of a chain, or the parents of a tree, whose siblings `scheme` samples.
     pairs
-        Names, each with float64 distributions of target and draft; by default `random_pairs`.
-    scheme
-        How siblings of a tree are sampled.
+        Names, each with float64 distributions of target and draft; by default `random_pairs`, some
+        with impossible or missing draft tokens.
 
     Examples
     --------
@@ -155,9 +147,8 @@ def judge_drafter(
     """Decide whether `drafter`, over a few tokens, reports the q that it samples from.
 
     After each of `prefixes`, by default 24 random ones, with another target each time, the joint
-    distribution of a step and what follows is compared with the target's. Cases are prefixes after
-    which something is proposed. Raises `ValueError` if there are none, and as `drafts_of`; `TypeError`
-    for a drafter with `hidden_layers`.
+    distribution of a step and what follows is compared with the target's. Raises `ValueError` if
+    nothing is proposed after any, and as `drafts_of`; `TypeError` for a drafter with `hidden_layers`.
 
     Examples
     --------

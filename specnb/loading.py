@@ -1,8 +1,7 @@
 """Load a model or a pair of models of transformers, from safetensors and without executing a checkpoint's code.
 
 transformers computes norms and rotary angles of a float64 Llama model in float32, which changes
-logits by 1e-6 on another processor. Here they are computed in float64, so every processor generates
-the same sequences.
+logits by 1e-6 on another processor. Here they are computed in float64.
 """
 
 from __future__ import annotations
@@ -120,9 +119,8 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     OSError
         If there is no such folder or model.
     ValueError
-        For a draft, which gives no distributions by itself (`load_drafter`); if a tensor of the model is
-        missing in the file, the file has one that the model does not know, or a number in the weights is
-        not finite; for a configuration that names attention or experts of another package.
+        For a draft, which `load_drafter` takes; for tensors that are missing, unknown or not finite; for
+        a configuration that names attention or experts of another package.
 
     Examples
     --------

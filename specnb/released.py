@@ -42,8 +42,6 @@ def load_drafter(
         A folder, or a name on the Hugging Face hub, with a head of EAGLE-3's authors or of
         `speculators`; None for the next-token layers in the target's own checkpoint (DeepSeek-V3,
         GLM-4 MoE and other families for which transformers has them).
-    sampling
-        Temperature, top-k, top-p and min-p of the draft.
     compile, capturable
         As for `ModelDrafter`.
     most
@@ -52,8 +50,8 @@ def load_drafter(
     Raises
     ------
     ValueError
-        For another format, which it names; for a head of another target, a map of tokens that points
-        outside, tensors that are missing or too many, and a file that is cut off.
+        For another format, a head of another target, a map of tokens that points outside, tensors that
+        are missing or too many, and a file that is cut off.
 
     Examples
     --------
@@ -135,7 +133,7 @@ def require_verifier(source: str | Path, config: Mapping[str, Any], target: PreT
 
 
 def require_map(d2t: Tensor, t2d: Tensor | None, vocab: int, file: Path) -> Tensor:
-    """`t2d`, or the one that goes with the offsets `d2t`; `ValueError` for a map that is none."""
+    """The `t2d` of the offsets `d2t`; `ValueError` for a map that is none."""
     tokens = d2t + torch.arange(len(d2t))
     inside = bool(((tokens >= 0) & (tokens < vocab)).all())
     made = torch.zeros(vocab, dtype=torch.bool)
@@ -193,12 +191,12 @@ def next_token_layers(target: PreTrainedModel) -> NextTokenLayers:
 def save_head(
     head: Eagle3Head | NextTokenHead, folder: Path, target: PreTrainedModel, *, name: str | None = None, gamma: int = 3
 ) -> None:
-    """Save `head` in the layout of `speculators`, which engines load; embeddings are saved if they are the head's own.
+    """Save `head` in the layout of `speculators`, which engines load.
 
     Parameters
     ----------
     name
-        By which engines load the target; None for the name or folder from which `target` was loaded.
+        By which engines load the target; by default the name or folder from which it was loaded.
     gamma
         Number of draft tokens that the file advises.
     """

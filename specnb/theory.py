@@ -40,7 +40,7 @@ def _cost(c: ArrayLike, name: str = "c") -> Array:
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Array:
-    """E[tokens per step] = (1 - alpha^(gamma+1)) / (1 - alpha), Equation 1; gamma = inf is an oracle for gamma.
+    """E[tokens per step] = (1 - alpha^(gamma+1)) / (1 - alpha), Equation 1.
 
     >>> expected_tokens([0.0, 0.5, 1.0], gamma=3).tolist()
     [1.0, 1.875, 4.0]
@@ -84,8 +84,8 @@ def roofline(
     Parameters
     ----------
     ridge
-        R, the tokens for which arithmetic takes as long as reading the weights: operations per
-        second over bytes per second, times bytes per parameter, divided by 2.
+        R, the tokens for which arithmetic takes as long as reading the weights: operations over bytes
+        per second, times bytes per parameter, divided by 2.
     batch
         B, rows decoded together.
     overlap
@@ -130,8 +130,7 @@ def walltime_improvement(
 
 
 def operations_increase(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> Array:
-    """Factor by which arithmetic operations grow (Theorem 3.11); `c_hat` is the draft's operations
-    over the target's."""
+    """Factor by which operations grow (Theorem 3.11); `c_hat` is the draft's over the target's."""
     alpha, gamma, c_hat = np.broadcast_arrays(_alpha(alpha), _gamma(gamma), _cost(c_hat, "c_hat"))
     with np.errstate(invalid="ignore"):
         increase = (gamma * (c_hat + 1) + 1) / expected_tokens(alpha, gamma)
@@ -141,7 +140,7 @@ def operations_increase(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) ->
 def optimal_gamma(
     alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None, largest: int = LARGEST_GAMMA
 ) -> NDArray[np.int64]:
-    """The gamma from 0 (do not speculate) to `largest` with the best improvement, the smallest of equals (section 3.5).
+    """The gamma from 0 to `largest` with the best improvement, the smallest of equals (section 3.5).
 
     >>> optimal_gamma(alpha=[0.2, 0.6, 0.9], c=0.1).tolist()
     [1, 3, 10]
