@@ -163,11 +163,7 @@ def advance(state: Beams, log_p: Mapping[Path, Tensor], settings: BeamSettings) 
 
 
 def steps(
-    target: LogProbs,
-    settings: BeamSettings,
-    draft: LogProbs | None = None,
-    draft_width: int = 1,
-    gamma: int = 0,
+    target: LogProbs, settings: BeamSettings, draft: LogProbs | None = None, draft_width: int = 1, gamma: int = 0
 ) -> Iterator[list[Beams]]:
     """Yield the states of each step: draft a tree, evaluate the target once, `advance`."""
     state = start()

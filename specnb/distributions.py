@@ -86,7 +86,13 @@ def standardise(
     require_sampling(sampling)
     logits = at_least_float(logits)
     if check:
-        _require_finite_maximum(logits)
+        maximum = logits.amax(dim=-1).flatten()  # NaN if the row has one, -inf if no token is possible
+        if not bool(maximum.isfinite().all()):
+            row = int((~maximum.isfinite()).nonzero()[0])
+            raise ValueError(
+                f"logits row {row} has the maximum {float(maximum[row])}: each row needs a finite largest logit and no "
+                "NaN; look for an overflow in the model (its dtype) or a filter that removed everything"
+            )
     if sampling.temperature == 0:
         first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
         return torch.zeros_like(logits).scatter_(-1, first, 1.0).where(logits.gather(-1, first).isfinite(), torch.nan)
@@ -107,16 +113,6 @@ def standardise(
 
 def at_least_float(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _require_finite_maximum(logits: Float[Tensor, "*batch vocab"]) -> None:
-    maximum = logits.amax(dim=-1)  # NaN if the row has one, -inf if no token is possible
-    if not bool(torch.isfinite(maximum).all()):
-        row = int((~torch.isfinite(maximum)).flatten().nonzero()[0])
-        raise ValueError(
-            f"logits row {row} has the maximum {float(maximum.flatten()[row])}: each row needs a finite largest "
-            "logit and no NaN; look for an overflow in the model (its dtype) or a filter that removed everything"
-        )
 
 
 def standardise_probs(probs: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float[Tensor, "*batch vocab"]:

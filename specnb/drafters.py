@@ -51,14 +51,6 @@ class Context(NamedTuple):
     def newest(self) -> Tensor:
         return self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
 
-    @property
-    def last_hidden_state(self) -> Tensor:
-        """The state `(rows, width)` from which the newest token was sampled; 0 for a row of one token."""
-        assert self.hidden_states is not None, "set the drafter's hidden_layers, such as (-1,)"
-        at = (self.lengths - 2)[:, None, None]
-        states = self.hidden_states.take_along_dim(at.clamp_min(0), dim=1)
-        return states.where(at >= 0, 0.0)[:, 0]
-
 
 class Proposal(NamedTuple):
     """What a drafter proposes in a step.

@@ -381,10 +381,7 @@ class Batch:
             parts = ["in_parts"] if not timed else parts if self.drafter is None else ["propose", *parts]
         own = weakref.proxy(self)  # else the batch and its graphs would keep each other
         for name in parts:
-            self.captured[name] = Captured(
-                lambda *given, name=name: getattr(own, name)(*given),
-                lambda: own.bound.seen,
-            )
+            self.captured[name] = Captured(lambda *given, name=name: getattr(own, name)(*given), lambda: own.bound.seen)
 
     def warm_up(self) -> None:
         """Make steps on meaningless sequences, which compile or capture."""

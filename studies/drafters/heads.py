@@ -120,6 +120,14 @@ def load_head(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     return head.to(dtype).eval()
 
 
+def last_hidden_state(context: Context) -> Tensor:
+    """The state `(rows, width)` from which the newest token was sampled; 0 for a row of one token."""
+    assert context.hidden_states is not None
+    at = (context.lengths - 2)[:, None, None]
+    states = context.hidden_states.take_along_dim(at.clamp_min(0), dim=1)
+    return states.where(at >= 0, 0.0)[:, 0]
+
+
 class WithoutCache(AttentionDrafter):
     """Draft tokens from a head that reads the last hidden state, and no tokens before it."""
 
@@ -137,7 +145,7 @@ class FeatureDrafter(WithoutCache):
     hidden state."""
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        state = context.last_hidden_state.to(self.head.scale.dtype)
+        state = last_hidden_state(context).to(self.head.scale.dtype)
         return self.next_state(state, context.newest, context.lengths - 1)
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
@@ -162,4 +170,4 @@ class ParallelHeadsDrafter(WithoutCache):
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         """The distributions of all heads, `(rows, count, vocab)`."""
-        return self.q(self.head(context.last_hidden_state.to(self.head.scale.dtype)))
+        return self.q(self.head(last_hidden_state(context).to(self.head.scale.dtype)))

@@ -529,7 +529,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": Bare()}, "draft"),
     ({"draft": TableDrafter}, "draft"),
     ({"draft": Restarting(DRAFTING), "batch_size": 2}, "restart"),
-    ({"draft": TableTreeDrafter(TWO_DRAFTS), "gamma": 4}, "gamma"),
     ({"draft": TableTreeDrafter((1, -1))}, "parent"),
     ({"draft": DISTINCT, "rule": FOR_INDEPENDENT}, "exact"),
 ]
