@@ -26,9 +26,6 @@ from specnb.fast import GROUPED, Compile, pack, shared_copy
 from specnb.rules import Outcome
 from specnb.support import require_supported, vocabulary
 
-WEIGHTS = "model.safetensors"
-
-
 # Layers, norms and rotary embeddings of which released heads are made, by their `model_type`
 PARTS: dict[str, tuple[Any, Any, Any]] = {
     "llama": (LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding),

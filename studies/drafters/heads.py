@@ -29,7 +29,8 @@ from torch.nn.functional import rms_norm, silu
 from specnb.distributions import sample
 from specnb.drafters import Context, Proposal, padded
 from specnb.formats import CONFIG
-from specnb.heads import WEIGHTS, AttentionDrafter
+from specnb.heads import AttentionDrafter
+from studies.files import WEIGHTS
 
 EPSILON = 1e-6
 

@@ -21,8 +21,9 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from specnb.distributions import Sampling
 from specnb.heads import AttentionDrafter, Eagle3Head, NextTokenHead
 from specnb.loading import in_double, load_model
-from specnb.released import load_drafter, save_head
+from specnb.released import load_drafter
 from specnb.sampler import generate
+from studies.training.released_heads import save_head
 
 WIDTH = 8
 LAYERS = 8  # of the target, so that EAGLE-3's default layers are three
