@@ -23,6 +23,7 @@ from specnb.prompts import Prompts, require_tokens, token_lists
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, Sampler, require_models
 from specnb.statistics import Estimate, bootstrap, ratio_of_sums
+from specnb.step import side_by_side
 from specnb.support import TokenMap, require_context, require_supported, vocabulary
 
 Array = NDArray[np.float64]
@@ -38,12 +39,9 @@ class DepthRates(NamedTuple):
     marginal
         For each depth d of the draft, the fraction of steps that accept d draft tokens or more.
     conditional
-        For each depth, the fraction of the tested draft tokens that are accepted: those whose
-        predecessors in the draft were accepted.
-    tokens_per_step
-        Accepted draft tokens, and the recovered or bonus token: 1 + the sum of `marginal`.
-    accepted_per_step
-        The same without that token.
+        For each depth, the fraction of the tested draft tokens, all before which were accepted.
+    tokens_per_step, accepted_per_step
+        With the recovered or bonus token, and without: the sum of `marginal`.
     """
 
     marginal: list[Estimate]
@@ -208,9 +206,8 @@ def measure_acceptance(
     Parameters
     ----------
     draft
-        A model, sampled as `sampling` says, or any `Drafter` of chains, which is called "draft" then,
-        or several by name; by default that of a `Pair`, otherwise copies from the text. A drafter is
-        asked for q at every place (`Drafter.along`), as if each step emitted one token.
+        A model, sampled as `sampling` says, or any `Drafter` of chains, then called "draft", or several
+        by name; by default that of a `Pair`, otherwise copies from the text.
     completions
         What the target wrote after each prompt, with the same `sampling`: lists of tokens, or with
         a `Pair` texts. By default it writes `new_tokens` tokens now.
@@ -292,7 +289,7 @@ class _Text:
     ) -> None:  # fmt: skip
         self.target, self.sampling, self.prompts, self.p = target, sampling, prompts, p
         self.sequences = [[*prompt, *new] for prompt, new in zip(prompts, completions, strict=True)]
-        self.tokens, self.counts = _rows(completions, p.device)
+        self.tokens, self.counts = side_by_side(completions, p.device)
         chosen = p.gather(-1, self.tokens[..., None])[..., 0]
         self.impossible = int(((chosen == 0) & ~self.beyond(1)[..., 0, 0]).sum())
 
@@ -315,7 +312,7 @@ class _Text:
         places = self.tokens.shape[1]
         whole = max(map(len, self.sequences))
         require_context(drafter.draft_model, whole - 1, 0)
-        known = pad(_rows(self.prompts, self.p.device)[0], (0, whole + gamma - int(lengths.max())))
+        known = pad(side_by_side(self.prompts, self.p.device)[0], (0, whole + gamma - int(lengths.max())))
         states, slots = self.states(drafter.hidden_layers), torch.arange(whole - 1, device=self.p.device)
 
         def seen(lengths: Tensor) -> Context:
@@ -343,16 +340,9 @@ class _Text:
         """The target's hidden states `(rows, tokens, width)` at all tokens but the last."""
         if not layers:
             return None
-        tokens = _rows([one[:-1] for one in self.sequences], self.target.device)[0]
+        tokens = side_by_side([one[:-1] for one in self.sequences], self.target.device)[0]
         output = self.target(input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1)
         return torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
-
-
-def _rows(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens `(rows, longest)`, padded with 0 at the end, and their numbers `(rows,)`."""
-    longest = max(map(len, lists))
-    tokens = torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists], device=device)
-    return tokens, torch.tensor([len(one) for one in lists], device=device)
 
 
 def _compared(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
@@ -385,7 +375,7 @@ def distributions_along(
     require_context(source, longest - 1, 0)
     # Padding follows the sequence, where causal attention does not see it. The last token needs no
     # forward pass.
-    padded = _rows([one[:-1] for one in sequences], source.device)[0]
+    padded = side_by_side([one[:-1] for one in sequences], source.device)[0]
     begins = [length - 1 - count for length, count in zip(lengths, counts, strict=True)]
     first, token_map = min(begins), TokenMap(source, vocab)
     output = source(input_ids=token_map.inputs(padded), use_cache=False, logits_to_keep=longest - 1 - first)

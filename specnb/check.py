@@ -86,9 +86,9 @@ class Check:
     1. Up to `ROUNDING` it is rounding in every dtype.
     2. In 16 bits it is rounding up to `Rounding.most(n)` of the model's pass in pieces. If it is
        more, or the pieces differ by more than rounding can, a copy of the model in float32 decides:
-       what can be repeated with the copy is compared in float32, and else the loop may be as far
-       from it as the model's own pass is, by the same bound. The copy is made once, if it takes at
-       most half of the free memory; without it a difference up to `rounding(dtype)` is a warning.
+       what can be repeated with it is compared in float32, and else the loop may be as far from it
+       as the model's own pass is, by the same bound. Without memory for the copy a difference up to
+       `rounding(dtype)` is a warning.
     3. In 32 bits a difference up to that bound is a model whose passes depend on what else is in
        them: a warning, if it has one distribution at all.
     """
@@ -279,10 +279,9 @@ class Check:
 class Comparison:
     """Which prompts of one call are compared, and when.
 
-    In a new batch, in a call with more rows than before, or of a model that gives other numbers: the
-    first step and the completion of the shortest and of the longest prompt, or of two if all are
-    equally long. In every call: the first prompt that takes over a row, and the longest sequence if
-    none as long was compared.
+    In a new batch, with more rows than before, or after a change of the model: the first step and the
+    completion of the shortest and of the longest prompt. In every call: the first prompt that takes
+    over a row, and the longest sequence if none as long was compared.
     """
 
     def __init__(self, check: Check, prompts: Sequence[Sequence[int]], rows: int, max_new_tokens: int) -> None:

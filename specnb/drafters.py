@@ -32,12 +32,9 @@ class Context(NamedTuple):
     Attributes
     ----------
     tokens : (rows, slots)
-        Prompt and completion so far; from `lengths` on anything, even -1.
-    lengths : (rows,)
-        Tokens of each row so far.
+        Prompt and completion so far; from `lengths` `(rows,)` on anything, even -1.
     hidden_states : (rows, slots, width)
-        The target's hidden states at each token but the newest; None unless the drafter names
-        `hidden_layers`.
+        The target's, at each token but the newest, if the drafter names `hidden_layers`.
     bound
         What the host knows of the rows' lengths, for a drafter with a cache on a GPU.
     """
@@ -86,9 +83,9 @@ class Drafter:
     Attributes
     ----------
     parents
-        For a tree, the parent of each node; (-1, -1) is two drafts of the next token.
+        Of a tree, the parent of each node; (-1, -1) is two drafts of the next token.
     scheme
-        For a tree, how siblings are sampled, if some rules are not exact for that.
+        How siblings are sampled, if some rules are not exact for that.
     hidden_layers
         The hidden states for `Context`, numbered as `output_hidden_states` of transformers.
     draft_model
@@ -239,13 +236,17 @@ def padded(draft_tokens: Tensor, q: Tensor, gamma: int) -> Proposal:
     return Proposal(pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing)))
 
 
-def require_own_batch(drafter: Any, sizes: tuple[Any, ...]) -> None:
-    """Raise `ValueError` if a graph may hold the cache of `drafter`, and other `sizes` are needed."""
+def needs_cache(drafter: Any, sizes: tuple[Any, ...]) -> bool:
+    """Whether an earlier batch left no cache of these `sizes`; `ValueError` if a graph may hold another."""
+    if drafter.allocated == sizes:
+        return False
     if drafter.allocated and drafter.capturable:
         raise ValueError(
             f"a graph may hold the cache of this capturable drafter, of {drafter.allocated[:2]} rows and slots; make "
             f"another drafter for {sizes[:2]}"
         )
+    drafter.allocated = sizes
+    return True
 
 
 class ModelDrafter(ChainDrafter):
@@ -263,11 +264,8 @@ class ModelDrafter(ChainDrafter):
     Examples
     --------
     >>> from specnb import load_pair
-    >>> drafter = ModelDrafter(load_pair().draft, Sampling(temperature=0))
-    >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
-    >>> drafter.start(context)
-    >>> drafter.propose(context, torch.rand(1, 3)).draft_tokens.shape
-    torch.Size([1, 3])
+    >>> ModelDrafter(load_pair().draft, Sampling(temperature=0), vocab=4100).vocab
+    4100
     """
 
     runner: CachedModel
@@ -296,20 +294,13 @@ class ModelDrafter(ChainDrafter):
     def require_model(self, model: PreTrainedModel) -> None:
         require_supported(model)
 
-    def allocate(self, slots: int) -> None:
-        self.runner = self.runner_class(self.private.modules, slots)
-        self.runner.token_map = self.token_map
-
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         tokens, lengths = context.tokens, context.lengths
         if rows is None:
             self.private.require_unchanged()
-            sizes = (*tokens.shape, self.model.dtype, self.model.device)
-            # The cache is kept for later batches: a graph may hold it.
-            if self.allocated != sizes:
-                require_own_batch(self, sizes)
-                self.allocated = sizes
-                self.allocate(tokens.shape[1])
+            if needs_cache(self, (*tokens.shape, self.model.dtype, self.model.device)):
+                self.runner = self.runner_class(self.private.modules, tokens.shape[1])
+                self.runner.token_map = self.token_map
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
 
@@ -362,9 +353,8 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
 class TreeDrafter(ModelDrafter):
     """A tree of the shape `parents`, sampled from a draft model, one forward pass for each level.
 
-    `scheme` says how siblings are sampled (`specnb.trees`); `top_children` ignores `sampling`, and
-    at temperature 0 the others propose a single token. The other arguments are those of
-    `ModelDrafter`.
+    `scheme` says how siblings are sampled (`specnb.trees`); `top_children` ignores `sampling`, and at
+    temperature 0 the others propose a single token.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """A model as a sampler runs it: a private tree of modules that shares the weights of the user's model.
 
-The tree can be faster than the model: by grouped-query attention without copies of keys and values,
-by packed weights of linear layers (`pack`), and by compiled layers (`CompiledLayers`). `Captured`
-records a function as a CUDA graph.
+It can be faster than the model: by grouped-query attention without copies of keys and values, by
+packed weights (`pack`), and by `CompiledLayers`. `Captured` records a function as a CUDA graph.
 
 Here alone specnb rests on parts that torch may change without notice, which bound its version in
 pyproject.toml: `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise` (packed weights),
@@ -74,11 +73,6 @@ class PrivateModel:
     compile
         False leaves the modules as they are, "auto" packs weights on a CPU, and True compiles layers,
         too.
-
-    Notes
-    -----
-    Changes of weights in place are seen at once if nothing was copied; `require_unchanged` compares
-    packed copies byte by byte. Other changes of the model are not seen.
     """
 
     def __init__(self, model: PreTrainedModel, compile: Compile = False) -> None:

@@ -21,7 +21,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 
 from specnb.cache import LengthBound, RaggedCache, additive_mask
 from specnb.distributions import Sampling, standardise
-from specnb.drafters import Context, Drafter, Proposal, SequentialDrafter, padded, require_own_batch
+from specnb.drafters import Context, Drafter, Proposal, SequentialDrafter, needs_cache, padded
 from specnb.fast import GROUPED, Compile, pack, shared_copy
 from specnb.rules import Outcome
 from specnb.support import require_supported, vocabulary
@@ -88,7 +88,7 @@ class Eagle3Head(LayeredHead):
     config
         A `LlamaConfig` or `Qwen3Config` of the head's layers, usually one.
     hidden_layers
-        The target's hidden states to read, numbered as `output_hidden_states` of transformers.
+        The target's hidden states to read, as in `Drafter`.
     draft_vocab
         Number of tokens that can be drafted, set by `choose`; None for all.
     target_width
@@ -264,11 +264,8 @@ class AttentionDrafter(SequentialDrafter):
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         if rows is None:
-            sizes = (*context.tokens.shape, self.dtype, self.device)
-            # The cache is kept for later batches, because a graph may hold its tensors.
-            if self.allocated != sizes:
-                require_own_batch(self, sizes)
-                self.allocated, self.cache = sizes, RaggedCache(self.head.cached, context.tokens.shape[1])
+            if needs_cache(self, (*context.tokens.shape, self.dtype, self.device)):
+                self.cache = RaggedCache(self.head.cached, context.tokens.shape[1])
             self.cache.clear()
             self.entered = context.lengths.clone()
         else:

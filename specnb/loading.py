@@ -69,7 +69,7 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
 
 def load_pair(
     target: str | Path = TRAINED_PAIR / "target",
-    draft: str | Path = TRAINED_PAIR / "draft",
+    draft: str | Path | None = None,
     device: str = "cpu",
     dtype: torch.dtype | str = torch.float32,
 ) -> Pair:
@@ -78,7 +78,7 @@ def load_pair(
     Parameters
     ----------
     target, draft
-        Folders, or names on the Hugging Face hub, of models with one tokenizer.
+        Folders, or names on the Hugging Face hub. Another target than the trained one needs a draft.
 
     Raises
     ------
@@ -90,6 +90,10 @@ def load_pair(
     >>> load_pair(dtype=torch.float64).draft.dtype
     torch.float64
     """
+    if draft is None:
+        if Path(target) != TRAINED_PAIR / "target":
+            raise TypeError(f"there is no draft for {str(target)!r}; give one, or load_model(target) alone")
+        draft = TRAINED_PAIR / "draft"
     folders = [folder_of(target), folder_of(draft)]
     tokenizers = [AutoTokenizer.from_pretrained(folder, trust_remote_code=False) for folder in folders]
     differing = {token for token, _ in tokenizers[0].get_vocab().items() ^ tokenizers[1].get_vocab().items()}
@@ -124,7 +128,8 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
 
     Examples
     --------
-    >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
+    >>> load_model(TRAINED_PAIR / "draft").num_parameters()
+    786816
     """
     folder = folder_of(name)
     require_no_draft(name, folder)

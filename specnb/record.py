@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.arguments import shown
+from specnb.trees import chain, node_depths
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,6 @@ class StepRecord:
     trace : (batch, steps, gamma, 3)
         With `Hooks(trace=True)`, p and q of each draft token and the uniform r that it was tested
         with; NaN if none was proposed.
-
-    Examples
-    --------
-    >>> one = np.ones((1, 2), dtype=np.int64)
-    >>> print(StepRecord(np.array([[[5, 6], [7, 8]]]), one * [2, 0], one * 9, one * [3, 1], np.ones((1, 2, 2))))
-    2.00 tokens per step in 2 steps of 1 rows; 0.50 of 4 draft tokens accepted
     """
 
     draft_tokens: NDArray[np.int64]
@@ -127,13 +122,11 @@ class StepRecord:
                 f"row {row} made {passes} steps, and step {step} is not one of them: they are counted from 0"
             )
         position = begin + int(self.emitted[row, :step].sum())
-        parents = self.parents or tuple(range(-1, self.gamma - 1))
+        parents = self.parents or chain(self.gamma)
         accepted, tested = self.accepted_nodes[row, step], self.tested[row, step]
         lines = [f"position {position}, gamma {self.gamma}, accepted {self.accepted[row, step]}"]
-        depths, last = list[int](), -1
+        depths, last = node_depths(parents), -1
         for node, token in enumerate(self.draft_tokens[row, step].tolist()):
-            parent = parents[node]
-            depths.append(1 if parent < 0 else depths[parent] + 1)
             last = node if accepted[node] else last
             if token >= 0:
                 p, q, r = [np.nan] * 3 if self.trace is None else self.trace[row, step, node]

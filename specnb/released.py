@@ -38,12 +38,12 @@ def load_drafter(
     ----------
     source
         A folder, or a name on the Hugging Face hub, with a head of EAGLE-3's authors or of
-        `speculators`; None for the next-token layers in the target's own checkpoint (DeepSeek-V3,
-        GLM-4 MoE and other families for which transformers has them).
+        `speculators`; None for the next-token layers in the target's checkpoint (DeepSeek-V3, GLM-4 MoE
+        and others that transformers knows).
     compile, capturable
         As for `ModelDrafter`.
     most
-        Draft tokens of a step, at most; beside copies gamma is larger than what a head drafts well.
+        Draft tokens of a step, at most.
 
     Raises
     ------

@@ -92,8 +92,7 @@ class PlannedRule:
     Notes
     -----
     On a chain a plan is exact if a(x) q(x) <= p(x) for the acceptance probability a(x) of every
-    token x, and the last token after a rejection is sampled from p - a q: a plan with another
-    `accept` needs another `less`.
+    token x, and the last token after a rejection is sampled from p - a q.
     """
 
     plan: Planner
@@ -170,9 +169,8 @@ def token_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTr
     Notes
     -----
     Algorithm 1 (arXiv:2211.17192), exact for any p and q (appendix A.1). On a tree the residual is
-    tested against the next sibling (arXiv:2305.09781, 2402.14160). That is exact if each q is the
-    distribution of its token given all nodes before it, and not if repeated samples are merged into
-    one child.
+    tested against the next sibling (arXiv:2305.09781, 2402.14160), which is exact if each q is the
+    distribution of its token given all nodes before it.
 
     Examples
     --------

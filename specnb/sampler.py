@@ -51,11 +51,6 @@ class Hooks:
         Record p(x), q(x) and r of every draft token x, which `Generation.show` prints.
     batch_class
         A subclass of `Batch` that makes the steps, such as a known bug.
-
-    Examples
-    --------
-    >>> Hooks(timed=True)
-    Hooks(timed=True, keep_probs=False, trace=False, batch_class=None)
     """
 
     timed: bool = False
@@ -69,9 +64,8 @@ class Sampler:
 
     A sampler owns what outlives a call: a copy of the model's modules that shares the weights, caches,
     packed weights, compiled layers and the captured graph. It makes one call at a time; several
-    samplers of one model may run in several threads. After a change of the model make another one:
-    replaced weights raise `RuntimeError`; other changes raise `TypeError` if they show in a few
-    tokens, and need not reach the sampler otherwise.
+    samplers of one model may run in several threads. After a change of the model make another one: the
+    next call raises an error if the change shows in a few tokens, and may not see it otherwise.
 
     Parameters
     ----------
@@ -84,8 +78,6 @@ class Sampler:
     gamma
         Draft tokens per step; 0 is plain decoding. "auto" is the drafter's choice: 4 for a model,
         10 for copies, the size of a tree.
-    sampling
-        Temperature, top-k, top-p and min-p.
     rule
         The acceptance rule; by default `token_verification` (Algorithm 1).
     compile
@@ -99,8 +91,6 @@ class Sampler:
     rows, slots
         Room for so many sequences, of so many tokens and gamma + 1 more: calls up to these sizes
         compile and capture once.
-    hooks
-        What to record or replace.
     progress
         Show a progress bar after 3 seconds, and say what is compiled.
 
@@ -198,24 +188,18 @@ class Sampler:
         prompts
             One or several: lists of tokens, an array or tensor, what a tokenizer returns, or, with
             a tokenizer, texts. Padding needs an attention_mask.
-        seed
-            The tokens of a prompt depend on it, the prompt, its number and the settings, and not on
-            the batch.
+        seed, numbers
+            The tokens of a prompt depend on the seed and its number, by default 0, 1, ..., and not on the
+            batch.
         batch_size
-            Prompts generated at a time, by default all; fewer need less memory. When a sequence ends,
-            the next prompt takes its row.
-        numbers
-            Numbers of the prompts, by default 0, 1, ...; with its number a prompt can be generated
-            again alone.
+            Prompts generated at a time, by default all; fewer need less memory.
 
         Raises
         ------
         TypeError
-            If the check finds other distributions than the model's own; for prompts that are no
-            tokens.
+            If the check finds other distributions than the model's own.
         ValueError
-            For a prompt without tokens or with others than the vocabulary's, a context beyond a
-            model's limit, and an invalid proposal.
+            For tokens outside the vocabulary, a context beyond a model's limit, and an invalid proposal.
         RuntimeError
             If the weights of a model were changed, or another call is made within this one.
         FloatingPointError

@@ -42,11 +42,8 @@ class Setup:
         The modules that the loop runs; without a drafter gamma is 0.
     rows, slots, steps, eos
         At most so many sequences, cache slots and steps of each, and end tokens.
-    keep_probs, log_probs
-        Whether to keep the target's distribution, or the log-probability before temperature and
-        filters, of every new token.
-    trace
-        Whether to keep p, q and r of every draft token.
+    keep_probs, log_probs, trace
+        What to keep in `State`; log-probabilities are those before temperature and filters.
     """
 
     target: PreTrainedModel
@@ -114,16 +111,13 @@ class State:
         self.trace = zeros(steps + 1, gamma, 3, dtype=torch.float64) if setup.trace else None
 
     def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
-        longest = max(map(len, prompts))
-        device = self.tokens.device
-        padded = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
-        self.tokens[rows, :longest] = padded
-        self.lengths[rows] = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self.starts[rows] = self.lengths[rows]
+        tokens, lengths = side_by_side(prompts, self.tokens.device)
+        self.tokens[rows, : tokens.shape[1]] = tokens
+        self.lengths[rows] = self.starts[rows] = lengths
         self.remaining[rows], self.steps[rows] = max_new_tokens, 0
         self.has_nan[rows], self.improper[rows] = False, False
         every = torch.cat([uniforms.draft, uniforms.accept, uniforms.final[..., None]], dim=-1)
-        self.uniforms[rows, : every.shape[1]] = every.to(device)
+        self.uniforms[rows, : every.shape[1]] = every.to(tokens.device)
         self.prepare_next_step()
 
     def prepare_next_step(self) -> None:
@@ -412,6 +406,13 @@ class Batch:
         self.runner.cache.finite = False
         prefill(self.runner, state.tokens, state.lengths)
         return self.part("run_target")(entries[:, length:].contiguous())  # type: ignore[no-any-return]
+
+
+def side_by_side(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens `(rows, longest)`, padded with 0 at the end, and their numbers `(rows,)`."""
+    longest = max(map(len, lists))
+    tokens = torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists], device=device)
+    return tokens, torch.tensor([len(one) for one in lists], device=device)
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:

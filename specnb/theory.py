@@ -64,7 +64,7 @@ def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
 
 
 def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
-    """Time of a step in target passes over one token, gamma c + v(gamma + 1); by default v = 1 (Theorem 3.8)."""
+    """Time of a step in target passes over one token: gamma c + v(gamma + 1), by default v = 1."""
     gamma, c = np.broadcast_arrays(_gamma(gamma), _cost(c))
     # With c = 0 drafting costs 0 for any gamma, also where inf * 0 would be NaN.
     drafting = np.multiply(gamma, c, out=np.zeros(c.shape), where=c > 0)
@@ -95,8 +95,8 @@ def roofline(
 
     Notes
     -----
-    t(n) / t(1) with t(n) = reading + Bn/R - overlap min(reading, Bn/R); with full overlap the model
-    of Williams, Waterman and Patterson, CACM 52(4), 2009.
+    t(n) / t(1) with t(n) = reading + Bn/R - overlap min(reading, Bn/R); full overlap is the model of
+    Williams, Waterman and Patterson (2009).
 
     Examples
     --------
@@ -152,7 +152,7 @@ def optimal_gamma(
 
 
 def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
-    """The walltime improvement at the optimal gamma; above 1 if and only if alpha > c (Corollary 3.9)."""
+    """The improvement at the optimal gamma; above 1 if and only if alpha > c (Corollary 3.9)."""
     return walltime_improvement(alpha, optimal_gamma(alpha, c, verify_cost), c, verify_cost)
 
 

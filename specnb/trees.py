@@ -36,7 +36,7 @@ class TokenTree:
     Attributes
     ----------
     depths : (nodes + 1,)
-        Depth of each entry, 0 for the root.
+        Of each entry, 0 for the root.
     ancestors : (nodes + 1, nodes + 1)
         Whether the second entry is the first or one of its ancestors.
     paths : (nodes + 1, depth)

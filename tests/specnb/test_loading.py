@@ -189,6 +189,7 @@ def cut(folder: Path) -> None:
         (cut, {}, r"target/model.safetensors is cut off"),
         (str, {"target": "no/such/folder"}, r"'no/such/folder' is no folder here"),
         (str, {"target": ""}, r"'' is no folder here"),
+        (str, {"draft": None}, r"there is no draft for '.*target'"),
     ],
 )
 def test_an_error_names_what_is_wrong(
