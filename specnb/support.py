@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
@@ -46,7 +46,7 @@ def require_supported(model: PreTrainedModel) -> None:
         raise TypeError(
             f"{name} is no model of transformers; give one of from_pretrained, of a PeftModel its merge_and_unload()"
         )
-    if any(part.training for part in model.modules()):
+    if model.training or any(map(_drops, model.modules())):
         raise TypeError(
             f"{name} is in training mode, or a part of it, where dropout makes its distributions random; call its "
             "eval() first"
@@ -79,6 +79,15 @@ def why_not_croppable(cache: Any, plain: tuple[type, ...] = (DynamicLayer,)) -> 
         if type(layer) not in plain:
             return f"its layer {number} is a {type(layer).__name__}, which is not plain full attention"
     return ""
+
+
+def _drops(part: nn.Module) -> bool:
+    if not part.training:
+        return False
+    rates = [value for name, value in vars(part).items() if "drop" in name and isinstance(value, float)]
+    if isinstance(part, nn.modules.dropout._DropoutNd):
+        rates.append(part.p)
+    return max(rates, default=0.0) > 0
 
 
 def sliding_window(config: PreTrainedConfig) -> int:
