@@ -39,7 +39,7 @@ class DepthRates(NamedTuple):
     marginal
         For each depth d of the draft, the fraction of steps that accept d draft tokens or more.
     conditional
-        For each depth, the fraction of the tested draft tokens, all before which were accepted.
+        For each depth, the fraction of the tested draft tokens that are accepted.
     tokens_per_step, accepted_per_step
         With the recovered or bonus token, and without: the sum of `marginal`.
     """
@@ -59,9 +59,9 @@ class Acceptance:
     sequences
         Prompts with their completions.
     drafts
-        By name, `(rows, new_tokens, gamma, 3)`: at each depth of a draft that begins at a place of
-        the text, the overlap of p and q, min(1, q / p) of the text's token, and whether a token is
-        proposed; NaN where the text has ended.
+        By name, `(rows, new_tokens, gamma, 3)`: at each depth of a draft from each place, the overlap
+        of p and q, min(1, q / p) of the text's token, and whether a token is proposed; NaN where the
+        text has ended.
     impossible
         Tokens of the text with probability 0 under the target.
     """
@@ -83,13 +83,13 @@ class Acceptance:
     def by_depth(self, draft: str = "draft", gamma: int | None = None, seed: int = 0) -> DepthRates:
         """Rates by depth, and tokens per step, of a loop with `gamma` draft tokens, by default all that were measured.
 
-        Intervals are over at least 8 rows, otherwise NaN, and n is the number of rows.
+        Intervals are over at least 8 rows, otherwise NaN.
 
         Notes
         -----
-        A draft token y is sampled with q(y) and accepted with min(1, p(y) / q(y)), so both happen with
-        min(p, q), which is p times b, b(y) = min(1, q(y) / p(y)). Along a text from p a step that
-        begins at a place therefore accepts its first d draft tokens with probability
+        A draft token y is sampled and accepted with probability min(p, q), which is p times b,
+        b(y) = min(1, q(y) / p(y)). Along a text from p a step that begins at a place therefore accepts
+        its first d draft tokens with probability
 
             sum over y of prod_{i <= d} min(p(y_i), q(y_i)) = E[b_1 ... b_{d-1} beta_d].
 

@@ -1,8 +1,7 @@
 """Key-value caches: the cache of the decoding loop, a model together with it, and `crop` for caches of transformers.
 
-In the loop's cache every row writes at its own slots, and a mask hides the slots beyond its length.
-So removing rejected tokens is bookkeeping (`specnb.step.State.append`): they lie beyond the row's
-length until they are overwritten.
+In the loop's cache every row writes at its own slots, and a mask hides the slots beyond its length,
+where rejected tokens lie until they are overwritten.
 """
 
 from __future__ import annotations

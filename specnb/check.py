@@ -2,8 +2,8 @@
 
 A model may compute a mask from the length of the cache, count positions differently, or change
 beyond some length, without an error. `Check` compares a few tokens before the first step, and then
-what was generated; `Comparison` says what of a call is compared. Rounding is measured with passes of
-the model in pieces. A draft model needs no check, because the rule makes any q exact.
+what was generated; `Comparison` says what of a call is compared. A draft model needs no check,
+because the rule makes any q exact.
 """
 
 from __future__ import annotations

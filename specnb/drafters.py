@@ -58,8 +58,7 @@ class Proposal(NamedTuple):
         int64; -1 if nothing is proposed.
     q : (rows, gamma, vocab)
         The distribution each token was sampled from, after all processing, in float32 or float64;
-        one-hot for a token chosen without randomness, 0 at -1. No rule notices another q, and the
-        output is then wrong.
+        one-hot for a token chosen without randomness, 0 at -1. With another q the output is wrong.
     """
 
     draft_tokens: Tensor
@@ -78,7 +77,7 @@ def no_distribution(proposal: Proposal) -> Tensor:
 class Drafter:
     """The interface of a drafter: set `vocab`, the target's, and write `propose`; other members have defaults.
 
-    What a row gets must depend on that row alone, so that its tokens do not depend on the batch.
+    What a row gets must depend on that row alone.
 
     Attributes
     ----------
@@ -263,9 +262,10 @@ class ModelDrafter(ChainDrafter):
 
     Examples
     --------
-    >>> from specnb import load_pair
-    >>> ModelDrafter(load_pair().draft, Sampling(temperature=0), vocab=4100).vocab
-    4100
+    >>> from specnb import generate, load_pair
+    >>> pair = load_pair()
+    >>> len(generate(pair.target, [[1, 2]], ModelDrafter(pair.draft, Sampling(0.5)), max_new_tokens=4).tokens[0])
+    4
     """
 
     runner: CachedModel

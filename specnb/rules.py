@@ -49,8 +49,7 @@ class Plan(NamedTuple):
     Attributes
     ----------
     accept : (..., nodes)
-        Probability of accepting each node once it is visited; above 1 counts as 1, NaN and that of no
-        token as 0.
+        Probability of accepting each node once it is visited; above 1 counts as 1, NaN as 0.
     after : (..., nodes + 1, vocab)
         Distribution of the last token if the step ends at the root or at a node, up to a factor.
     less : (..., n, vocab)
@@ -241,11 +240,9 @@ class _Lenient(_WithLenience):
 
 
 def lenient_verification(lenience: float) -> PlannedRule:
-    """Algorithm 1 with q multiplied by `lenience` l in (0, 1] before the comparison. Not exact for l < 1.
+    """Algorithm 1 with q multiplied by l in (0, 1] before the comparison (appendix A.5). Not exact for l < 1.
 
-    Notes
-    -----
-    Appendix A.5. No token is emitted with a probability above p(x)/l.
+    No token is emitted with a probability above p(x)/l.
 
     Examples
     --------
@@ -270,11 +267,8 @@ class _LenientGreedy(_WithLenience):
 def lenient_greedy_verification(lenience: float) -> PlannedRule:
     """Accept the target's argmax, and any x with p(x) > l max p; then emit the argmax. Not exact for l < 1.
 
-    p must not be one-hot: give `generate` temperature 1 and the drafter temperature 0.
-
-    Notes
-    -----
-    Appendix A.5 with its inequality reversed.
+    p must not be one-hot: give `generate` temperature 1 and the drafter temperature 0. Appendix A.5 with
+    its inequality reversed.
     """
     return PlannedRule(_LenientGreedy(lenience))
 
@@ -284,12 +278,6 @@ def greedy_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenT
     """Accept draft tokens while they are the target's argmax; then emit the argmax.
 
     Exact at temperature 0, where it is Algorithm 1.
-
-    Examples
-    --------
-    >>> p = torch.tensor([[0.4, 0.6], [0.7, 0.3]])
-    >>> greedy_verification(p, p[:1], torch.tensor([1]), torch.zeros(1), torch.tensor(0.0)).accepted
-    tensor(1)
     """
     return _LenientGreedy(1.0)(p, q, draft_tokens, tree)
 

@@ -167,10 +167,7 @@ class Recommendation:
 
 
 def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: int = 0) -> Estimate:
-    """Wall-clock improvement over plain decoding by Theorem 3.8, with alpha, c and v(gamma + 1) as measured.
-
-    alpha is the mean of `beta` `(rows, tokens)`; the interval resamples rows and repetitions.
-    """
+    """Wall-clock improvement over plain decoding by Theorem 3.8; alpha is the mean of `beta` `(rows, tokens)`."""
     column = costs.lengths.index(gamma + 1)
     alphas = beta.mean(axis=1)[bootstrap_indices(len(beta), resamples, seed)].mean(axis=1)
     chosen = bootstrap_indices(len(costs.draft), resamples, seed + 1)
@@ -203,9 +200,8 @@ def recommend_gamma(
 
     Notes
     -----
-    No speculative generation is timed. The answer can be wrong for other prompts or lengths, for
-    batches, if rejections cluster (one alpha then overestimates long drafts), and if sampling and
-    bookkeeping take much of the time, as with very small models.
+    No speculative generation is timed. The answer can be wrong for other prompts, lengths or batches,
+    if rejections cluster, and if sampling and bookkeeping take much of the time.
 
     Examples
     --------

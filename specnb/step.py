@@ -68,21 +68,17 @@ class State:
     tokens : (rows, slots)
         Prompt and completion; entries from `lengths` on mean nothing.
     lengths, starts, steps, remaining : (rows,)
-        Tokens so far, tokens of the prompt, steps so far, tokens still to emit (`IDLE`: the row has
-        ended).
+        Tokens so far, tokens of the prompt, steps so far, tokens still to emit (`IDLE`: ended).
     has_nan, improper, status : (rows,)
         Whether a token rests on NaN, or a proposal was invalid; `remaining`, `NAN` or `IMPROPER`.
     uniforms : (rows, steps, 2 gamma + 1)
-        For drafting, acceptance and the final sample of each step; `step_uniforms` are those of the
-        next one.
+        For drafting, acceptance and the final sample; `step_uniforms` are the next step's.
     record : (rows, steps, 2 gamma + 3)
         Draft tokens, number accepted, final token, number emitted, overlaps of p and q.
     path : (rows, steps, depth)
         Accepted nodes of a tree.
-    probs, log_probs : (rows, tokens, vocab), (rows, tokens)
-        Of each emitted token, if they are kept.
-    trace : (rows, steps, gamma, 3)
-        p and q of each draft token, and the r that it was tested with, if they are kept.
+    probs, log_probs, trace : (rows, tokens, vocab), (rows, tokens), (rows, steps, gamma, 3)
+        Of each emitted token; p and q of each draft token, and the r that it was tested with.
     """
 
     def __init__(self, setup: Setup) -> None:
