@@ -219,9 +219,8 @@ def measure_acceptance(
     Examples
     --------
     >>> from specnb import load_pair
-    >>> measured = measure_acceptance(load_pair(), [[1], [2, 3]], new_tokens=5, gamma=2)
-    >>> measured.beta["draft"].shape, len(measured.by_depth().marginal)
-    ((2, 5), 2)
+    >>> measure_acceptance(load_pair(), [[1], [2, 3]], new_tokens=5, gamma=2).beta["draft"].shape
+    (2, 5)
     """
     require_whole(new_tokens=(new_tokens, 1), gamma=(gamma, 1), batch=(batch, 1))
     sampler = Sampler(target, None, sampling=sampling, compile=False, hooks=Hooks(keep_probs=True), progress=False)
@@ -362,8 +361,8 @@ def distributions_along(
 ) -> Tensor:
     """Distributions `(rows, new_tokens, vocab)` for the last `new_tokens` tokens of each sequence, in one pass.
 
-    If `new_tokens` differ, the last distribution is repeated beyond the fewer ones. `vocab` is the
-    number of the target's tokens, if a draft model has another.
+    If `new_tokens` differ, the last distribution is repeated. `vocab` is the number of the target's
+    tokens, if a draft model has another.
     """
     lengths = [len(sequence) for sequence in sequences]
     counts = [new_tokens] * len(lengths) if isinstance(new_tokens, int) else list(new_tokens)

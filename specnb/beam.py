@@ -1,4 +1,4 @@
-"""Beam search, and its speculative version (appendix A.4): the same beams from fewer forward passes of the target.
+"""Beam search, and its speculative version (appendix A.4): the same beams from fewer passes of the target.
 
 The draft's wider beam search builds a tree of gamma levels, evaluated by one pass of the target,
 whose own search then goes down the tree while all its beams are in it.
@@ -126,7 +126,7 @@ def extend(state: Beams, log_p: Float[Tensor, "beams vocab"], settings: BeamSett
 
 
 def is_over(state: Beams, settings: BeamSettings) -> bool:
-    """Whether no running beam can still become one of the best finished ones."""
+    """Whether no running beam can become one of the best finished ones."""
     if len(state.finished) < settings.width:
         return False
     longest_is_best = settings.early_stopping == "never" and settings.length_penalty > 0
@@ -287,8 +287,7 @@ def beam_search(
     prompt
         One prompt, in any form that `Sampler.generate` takes.
     draft
-        A draft model, which saves forward passes and changes no result. "auto" is that of a `Pair`, or
-        None.
+        A draft model, which changes no result. "auto" is that of a `Pair`, or None.
     draft_width, gamma
         Beams of the draft, by default 2 `width`, and levels drafted per step.
     width, max_new_tokens, length_penalty, early_stopping, eos

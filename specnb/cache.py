@@ -312,7 +312,7 @@ def crop(
         part is cropped; a tuple of per-layer tensors `(batch, heads, length, head_dim)`; or None.
     tokens
         Number of tokens to remove, or one for each row. If rows differ, their tokens move to the
-        right, and what is before them has to be masked like left padding.
+        right; mask what is before them like left padding.
 
     Raises
     ------

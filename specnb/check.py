@@ -77,7 +77,7 @@ class Check:
     rows, longest
         Rows, and tokens of the longest sequence, that were compared; 0 for a new batch.
     outcome
-        Checksum of what the model, and what a step runs, gave for a few tokens when it was compared.
+        Checksum of what the model and a step gave for a few tokens when they were compared.
 
     Notes
     -----
@@ -203,7 +203,7 @@ class Check:
         """The rounding of the model's `own` logits after the last tokens of `text`, measured from its
         pass in pieces or from the `exact` model's: at the tokens `emitted`, and of distributions.
 
-        To few places others are added, at which tokens are sampled as the emitted ones were.
+        To few places others are added, with sampled tokens.
         """
         limit = context_limit(self.model) or len(text) + PLACES[0]
         added = probe_tokens(self.model, max(min(PLACES[0], limit) - len(text), 0))[0].tolist()
@@ -309,7 +309,7 @@ class Comparison:
                 )
 
     def completions(self, completed: Mapping[int, CompletedRow]) -> None:
-        """Compare some of the completions, given by the numbers of their prompts."""
+        """Compare some of the completions."""
         lengths = {prompt: len(self.prompts[prompt]) + len(row.tokens) for prompt, row in completed.items()}
         longest = max(lengths, key=lambda prompt: lengths[prompt])
         for prompt, row in completed.items():
@@ -328,9 +328,8 @@ class Comparison:
 def differences(there: Tensor, logits: Tensor, tokens: Tensor | None = None) -> Tensor:
     """Total variations `(places,)` of distributions `there` from those of `logits` `(places, vocab)`.
 
-    With `tokens` `(places,)`, `there` has their log-probabilities, or their sum, of which means are
-    compared. Then estimates are returned: half of |1 - alone / there|, at most 1, whose mean is the
-    total variation if tokens were sampled from `there`.
+    With `tokens` `(places,)`, `there` has their log-probabilities, or their sum (means are compared),
+    and half of |1 - alone / there|, at most 1, estimates the total variation.
     """
     if tokens is None or not len(tokens):
         return total_variation(there.to(logits.device), probabilities(logits))

@@ -80,7 +80,7 @@ def measure_costs(
     rows
         Rows of the batch; Definition 3.7 is about one.
     compile
-        As in `Sampler`; compiling is not timed.
+        As in `Sampler`.
     """
     meter = CostMeter(pair, context, lengths, slots=slots, rows=rows, compile=compile, seed=seed)
     for _ in tqdm(range(repetitions), desc="timing forward passes", delay=3, leave=False, disable=not progress):

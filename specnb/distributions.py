@@ -36,15 +36,9 @@ class Sampling:
     top_k
         Keep the k most probable tokens, and those tied with the k-th.
     top_p
-        Keep the smallest set of most probable tokens whose mass reaches it; among equals the lower
-        token comes first.
+        Keep the smallest set of most probable tokens whose mass reaches it, of equals the lower ones.
     min_p
         Remove tokens less probable than this times the most probable one.
-
-    Examples
-    --------
-    >>> Sampling(temperature=0.7, top_p=0.9)
-    Sampling(temperature=0.7, top_k=None, top_p=0.9, min_p=0.0)
     """
 
     temperature: float = 1.0

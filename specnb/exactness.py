@@ -140,8 +140,8 @@ def judge_drafter(drafter: Drafter, gamma: int = 2, prefixes: Sequence[Sequence[
     """Decide whether `drafter`, over a few tokens, reports the q that it samples from.
 
     After each of `prefixes`, by default 24 random ones, with another target each time, the joint
-    distribution of a step and what follows is compared with the target's. Raises `ValueError` if
-    nothing is proposed after any, and as `drafts_of`. There are no hidden states.
+    distribution of a step and what follows is compared with the target's. There are no hidden states.
+    Raises `ValueError` if nothing is proposed, and as `drafts_of`.
 
     Examples
     --------

@@ -123,7 +123,7 @@ def without_hooks(layer: nn.Module) -> nn.Module:
 
 
 def has_code_of_its_own(model: nn.Module) -> bool:
-    """Whether a part has a hook or a `forward` of the user's, which may read numbers that change later."""
+    """Whether a part has a hook or a `forward` of the user's, which may read what changes later."""
     for part in model.modules():
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
         # transformers adds hooks that record states.
@@ -185,8 +185,8 @@ def _(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def pack(model: nn.Module) -> list[PackedLinear]:
     """Replace the linear layers that are faster on this CPU with packed weights; return the new ones.
 
-    Layers are timed, because what is faster differs between processors, dtypes and shapes. Nothing
-    changes off the CPU, in dtypes other than float32 and bfloat16, and if memory is short.
+    Layers are timed, because what is faster differs between processors. Nothing changes off the CPU,
+    in dtypes other than float32 and bfloat16, and if memory is short.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and _can_pack(layer)}
     if sum(layer.weight.nbytes for layer in layers.values()) > psutil.virtual_memory().available / 2:

@@ -228,8 +228,8 @@ class AttentionDrafter(SequentialDrafter):
     """Draft tokens sampled one after the other from a head that attends to the tokens so far.
 
     A step first computes the tokens since the last step anew, with the target's states. `chained`
-    layers draft a token each, and the last one all others. Between two calls of `start` gamma stays
-    the same. `most` limits the draft tokens of a step; `compile="auto"` packs weights on a CPU.
+    layers draft a token each, and the last one all others. `most` limits the draft tokens of a step;
+    `compile="auto"` packs weights on a CPU.
     """
 
     cache: RaggedCache
@@ -255,7 +255,7 @@ class AttentionDrafter(SequentialDrafter):
 
     @property
     def may_be_left_out(self) -> bool:
-        """Whether a step may do without the head, which then reads later what it missed."""
+        """Whether a step may do without the head."""
         return self.device.type == "cpu" and not self.capturable
 
     def fewest(self, gamma: int) -> int:
@@ -341,8 +341,7 @@ class AttentionDrafter(SequentialDrafter):
 class FallbackDrafter(Drafter):
     """Rows with a match copy for the whole step, as `copy` does; the other rows draft with `head`.
 
-    The sequence alone decides, so q is exact. On a CPU the head is left out of a step in which all
-    rows copy, and catches up later.
+    The sequence alone decides, so q is exact. On a CPU the head is left out if all rows copy.
     """
 
     def __init__(self, copy: Drafter, head: AttentionDrafter, gamma: int = 10) -> None:

@@ -1,5 +1,4 @@
-"""The record of a generation: what each row and step drafted, accepted and emitted. Analysis reads it;
-the loop prints nothing."""
+"""The record of a generation: what each row and step drafted, accepted and emitted."""
 
 from __future__ import annotations
 
@@ -94,7 +93,7 @@ class StepRecord:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; NaN if nothing was drafted. Less than alpha: tokens after a rejection count."""
+        """Accepted over drafted tokens; NaN if nothing was drafted. Tokens after a rejection count."""
         drafted = self.drafted
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
 

@@ -117,7 +117,7 @@ def layer_config(config: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def require_verifier(source: str | Path, config: Mapping[str, Any], target: PreTrainedModel) -> None:
-    """Raise `ValueError` if the head was made for another family of models, or for states of another width."""
+    """Raise `ValueError` if the head was made for other models, or for states of another width."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     families = sorted({name.split("For")[0] for name in verifier.get("architectures") or []})
     inner = config.get("transformer_layer_config") or config

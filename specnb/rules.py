@@ -173,9 +173,9 @@ def token_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTr
 
     Examples
     --------
-    >>> p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]])  # gamma = 1, vocab = 3
-    >>> q, x, u = torch.tensor([[0.2, 0.2, 0.6]]), torch.tensor([2]), torch.tensor(0.5)
-    >>> token_verification(p, q, x, torch.tensor([0.3]), u)  # 0.3 < p(2) / q(2) = 1/3
+    >>> p, q = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]]), torch.tensor([[0.2, 0.2, 0.6]])
+    >>> x, r, u = torch.tensor([2]), torch.tensor([0.3]), torch.tensor(0.5)
+    >>> token_verification(p, q, x, r, u)  # r < p(x) / q(x) = 1/3
     Outcome(accepted=tensor(1), token=tensor(1), path=None)
     """
     if tree.is_chain:

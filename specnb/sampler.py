@@ -82,8 +82,7 @@ class Sampler:
         The acceptance rule; by default `token_verification` (Algorithm 1).
     compile
         "auto": on a CPU packs weights (`specnb.fast`); on a GPU captures the step as a graph. True
-        compiles layers, too, which takes some seconds once. Packing and compiling change the last bits
-        of the logits.
+        compiles layers, too. Packing and compiling change the last bits of the logits.
     check
         Compare the loop with the model's own forward passes (`specnb.check`).
     tokenizer
@@ -409,8 +408,7 @@ def generate(
     Examples
     --------
     >>> from specnb import load_pair
-    >>> pair = load_pair()
-    >>> len(generate(pair.target, [[0, 1], [2]], pair.draft, gamma=2, max_new_tokens=6).tokens[0])
+    >>> len(generate(load_pair(), "def area(", gamma=2, max_new_tokens=6).tokens[0])
     6
     """
     sampler = Sampler(

@@ -1,7 +1,7 @@
 """Estimates with intervals, goodness-of-fit tests, and interleaved timing.
 
 Bootstrap intervals resample whole sequences, whose tokens are not independent. What is timed runs
-in turn, in a new random order in each round, so that a slower machine slows all of it down.
+in turn, in a new random order in each round.
 """
 
 from __future__ import annotations

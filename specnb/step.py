@@ -213,7 +213,7 @@ class Batch:
         self.begins = True  # whether the next rows are the first of a call
 
     def clear(self, eos: Sequence[int]) -> None:
-        """Forget all sequences; new ones end with `eos`. Called before rows enter."""
+        """Forget all sequences; new ones end with `eos`."""
         self.runner.clear()
         for ended in (self.state.remaining, self.state.has_nan, self.state.improper):
             ended.zero_()
@@ -225,7 +225,7 @@ class Batch:
         self.state.eos.copy_(torch.tensor([*eos, *[-1] * (len(self.state.eos) - len(eos))], dtype=torch.int64))
 
     def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
-        """Start `prompts` in `rows`: fill the target's cache, then call `Drafter.start`."""
+        """Start `prompts` in `rows`."""
         state = self.state
         index = torch.tensor(rows, device=state.tokens.device)
         state.enter(index, prompts, uniforms, max_new_tokens)

@@ -121,9 +121,8 @@ class TokenMap:
     """Maps between the `vocab` tokens of a target and those of a draft model with more or fewer.
 
     Tokens of equal numbers are the same, as in one family with embeddings padded to different sizes.
-    The logits become those of the target's tokens, -inf if the model lacks one: q is the model's
-    distribution restricted to the target's tokens. For a token that it lacks the model reads its
-    token 0, which is no less exact.
+    The logits become those of the target's tokens, -inf if the model lacks one. For a token that it
+    lacks the model reads its token 0, which is no less exact.
 
     Examples
     --------

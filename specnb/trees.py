@@ -1,8 +1,7 @@
 """Trees of draft tokens: their shape, their place in the cache, and ways to sample siblings.
 
 A tree is given by `parents`: for each node an earlier node, or -1 for the root, the newest token of
-the row. A chain is (-1, 0, 1, ...). An *entry* is the root (0) or a node (i + 1 for node i); entries
-lie in consecutive slots of the cache.
+the row. An *entry* is the root (0) or a node (i + 1 for node i); entries lie in consecutive slots.
 """
 
 from __future__ import annotations
