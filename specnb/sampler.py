@@ -50,7 +50,7 @@ class Hooks:
     trace
         Record p(x), q(x) and r of every draft token x, which `Generation.show` prints.
     batch_class
-        A subclass of `Batch` that makes the steps, such as a known bug.
+        A subclass of `Batch` that makes the steps.
     """
 
     timed: bool = False
