@@ -39,6 +39,11 @@ class Sampling:
         Keep the smallest set of most probable tokens whose mass reaches it, of equals the lower ones.
     min_p
         Remove tokens less probable than this times the most probable one.
+
+    Examples
+    --------
+    >>> Sampling(top_k=40).temperature
+    1.0
     """
 
     temperature: float = 1.0

@@ -59,6 +59,11 @@ class Proposal(NamedTuple):
     q : (rows, gamma, vocab)
         The distribution each token was sampled from, after all processing, in float32 or float64;
         one-hot for a token chosen without randomness, 0 at -1. With another q the output is wrong.
+
+    Examples
+    --------
+    >>> Proposal(torch.tensor([[2]]), torch.tensor([[[0.0, 0.0, 1.0]]])).q.shape
+    torch.Size([1, 1, 3])
     """
 
     draft_tokens: Tensor

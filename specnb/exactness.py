@@ -64,9 +64,9 @@ class Judgement:
     Attributes
     ----------
     tokens_per_step
-        Expected tokens of a step with the most draft tokens; the mean over all pairs or prefixes.
+        Expected tokens of a step with the most draft tokens, on average over pairs or prefixes.
     beside
-        The same of known rules. No exact rule for a chain has more than block verification.
+        The same of known rules; no exact one for a chain has more than block verification.
     """
 
     name: str

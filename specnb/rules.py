@@ -278,6 +278,12 @@ def greedy_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenT
     """Accept draft tokens while they are the target's argmax; then emit the argmax.
 
     Exact at temperature 0, where it is Algorithm 1.
+
+    Examples
+    --------
+    >>> p = torch.tensor([[0.4, 0.6], [0.7, 0.3]])
+    >>> greedy_verification(p, p[:1], torch.tensor([1]), torch.zeros(1), torch.tensor(0.0)).accepted
+    tensor(1)
     """
     return _LenientGreedy(1.0)(p, q, draft_tokens, tree)
 
@@ -296,9 +302,8 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
 
     Each node has a weight w, 1 at the root, and a distribution r, at first p after it. A child x
     begins with the weight min(1, w r(x)/q(x)). When its subtree has been rejected, with m = sum
-    max(0, w r - q), its parent goes on with r = norm(max(0, w r - q)) and w = m / (m + 1 - w).
-    After the last child the node is accepted with probability w, and then the last token is sampled
-    from r.
+    max(0, w r - q), its parent goes on with r = norm(max(0, w r - q)) and w = m / (m + 1 - w). After
+    the last child w is the probability of the node, and r the last token's distribution.
     """
     weights = [torch.ones_like(p[..., 0, 0])] * p.shape[-2]  # of each entry
     scales = list(weights)  # the weight divided by the mass of `remaining`, which is not normalised

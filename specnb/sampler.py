@@ -51,6 +51,11 @@ class Hooks:
         Record p(x), q(x) and r of every draft token x, which `Generation.show` prints.
     batch_class
         A subclass of `Batch` that makes the steps.
+
+    Examples
+    --------
+    >>> Hooks(timed=True).trace
+    False
     """
 
     timed: bool = False

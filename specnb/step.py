@@ -2,8 +2,7 @@
 
 All tensors have fixed shapes and are changed in place, and nothing waits for the device; so a step
 runs eagerly, or is captured as a CUDA graph. On a CPU the target's pass is as narrow as the proposal.
-One pass verifies all nodes of a tree; then the cache entries of the accepted path are moved to where
-an accepted chain would lie.
+The cache entries of the accepted path of a tree are moved to where a chain would lie.
 """
 
 from __future__ import annotations
