@@ -1,7 +1,7 @@
 """Drafters: the interface, chains and trees from a draft model.
 
 To write one, inherit from `ChainDrafter` and give a next-token distribution, or from `Drafter`;
-`specnb.exactness.judge_drafter` checks it. Others are in `specnb.copies` and `specnb.heads`.
+`specnb.exactness.judge_drafter` checks it.
 """
 
 from __future__ import annotations

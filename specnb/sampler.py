@@ -1,7 +1,6 @@
 """`Sampler` decodes prompts speculatively, again and again; `generate` does so once.
 
-A call makes steps of a batch (`specnb.step`) until every prompt has its completion; when a row ends,
-the host gives it the next prompt.
+A call makes steps of a batch (`specnb.step`); when a row ends, the next prompt takes it.
 """
 
 from __future__ import annotations
