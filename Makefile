@@ -25,7 +25,7 @@ PIPELINE = python workflow/pipeline.py --cores $(CORES) --quiet rules host
 reproduce accept sweep test fast nbval: export GOMP_SPINCOUNT ?= 0
 
 FOLDERS = audit data figures notebooks specnb workflow
-.PHONY: help tests docs $(FOLDERS) environment reproduce accept sweep test fast wheel nbval lint lab book demo studies engines models distilled features paper lock clean
+.PHONY: help tests docs $(FOLDERS) environment reproduce accept sweep test fast nbval bounds wheel lint lab book demo studies engines models distilled features paper lock clean
 
 reproduce: environment  ## run every notebook and typeset the paper, under build/, and compare all of it with what is committed
 	$(PIPELINE)

@@ -27,7 +27,7 @@ from specnb.step import side_by_side
 from specnb.support import TokenMap, require_context, require_supported, vocabulary
 
 Array = NDArray[np.float64]
-Draft = PreTrainedModel | Drafter
+ModelOrDrafter = PreTrainedModel | Drafter
 FEWEST, RESAMPLES = 8, 1000  # sequences, over which an interval resamples
 
 
@@ -191,7 +191,7 @@ def expected_steps(kept: Array) -> Array:
 def measure_acceptance(
     target: PreTrainedModel | Pair,
     prompts: Prompts,
-    draft: Draft | Mapping[str, Draft] | Literal["auto"] = "auto",
+    draft: ModelOrDrafter | Mapping[str, ModelOrDrafter] | Literal["auto"] = "auto",
     *,
     completions: Sequence[Any] | None = None,
     new_tokens: int = 64,
@@ -227,7 +227,7 @@ def measure_acceptance(
     model = sampler.target
     if isinstance(draft, str):
         draft = target.draft if isinstance(target, Pair) else PromptLookupDrafter(vocabulary(model))
-    drafts: Mapping[str, Draft] = draft if isinstance(draft, Mapping) else {"draft": draft}
+    drafts: Mapping[str, ModelOrDrafter] = draft if isinstance(draft, Mapping) else {"draft": draft}
     for each in drafts.values():
         if isinstance(each, PreTrainedModel):
             require_supported(each)

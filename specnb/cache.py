@@ -65,7 +65,7 @@ def written_and_seen(
     keys: Tensor, values: Tensor, key_states: Tensor, value_states: Tensor, at: Any
 ) -> tuple[Tensor, Tensor]:
     """Write the new tokens of one layer, and return the keys and values that their pass reads."""
-    if at.finite:
+    if at.keep_finite:
         for states in (key_states, value_states):
             at.overflowed |= ~states.isfinite().all(dim=-1).all(dim=1)
         key_states, value_states = key_states.nan_to_num(), value_states.nan_to_num()
@@ -81,9 +81,9 @@ class RaggedCache(Cache):
     """A cache whose rows have different lengths. A pass reads the first `seen` slots only."""
 
     shortens = True
-    # Whether NaN is kept out: a mask does not hide it, so the NaN of a draft token would reach tokens before it.
-    finite = False
-    overflowed: Tensor  # of a pass that is `finite`, tokens `(batch, n)` that have keys or values that are not
+    # Keep NaN out: a mask does not hide it, so the NaN of a draft token would reach tokens before it.
+    keep_finite = False
+    overflowed: Tensor  # of a pass with `keep_finite`, tokens `(batch, n)` that have keys or values that are not
     fills = False  # whether the pass is over prompts, of any length
     index: tuple[Tensor, Tensor]
     rows: Tensor | None
@@ -100,7 +100,7 @@ class RaggedCache(Cache):
         self.seen = self.capacity if seen is None else seen
         written = torch.arange(len(slots), device=slots.device) if rows is None else rows
         self.rows, self.index = rows, (written[:, None], slots.contiguous())
-        if self.finite:
+        if self.keep_finite:
             self.overflowed = torch.zeros_like(slots, dtype=torch.bool)
 
     def least(self, slots: Tensor, visible: Tensor | None = None, bound: LengthBound | None = None) -> int:
@@ -240,7 +240,7 @@ class CachedModel:
             states = [output.hidden_states[layer] for layer in self.hidden_layers]
             self.hidden_states[self.cache.index] = torch.cat(states, dim=-1)
         logits = self.token_map.logits(output.logits)
-        if self.cache.finite:
+        if self.cache.keep_finite:
             # A token reads its own keys and values, so the model alone has NaN after it.
             logits = logits.masked_fill(self.cache.overflowed[:, -keep:, None], torch.nan)
         return logits

@@ -32,7 +32,7 @@ BISECTED = 1e-6  # the same of a drafter, whose q may be in float32
 KNOWN = {"token verification": token_verification, "block verification": block_verification}
 
 Array = NDArray[np.float64]
-Pair = tuple[Conditional, Conditional]  # distributions of target and draft after each prefix
+Conditionals = tuple[Conditional, Conditional]  # distributions of target and draft after each prefix
 
 
 class Prefix(NamedTuple):
@@ -96,7 +96,7 @@ class Judgement:
 def judge_rule(
     rule: Rule,
     gamma: int | Sequence[int] = 3,
-    pairs: Mapping[str, Pair] | None = None,
+    pairs: Mapping[str, Conditionals] | None = None,
     scheme: Scheme = independent_children,
 ) -> Judgement:
     """Decide whether a `PlannedRule` is exact, and count the tokens of its steps.
@@ -185,12 +185,12 @@ def worst_prefix(have: Tensor, want: Tensor) -> Prefix:
     return max(reversed(worst), key=lambda each: round(each[0], 12))[1]
 
 
-def random_pairs(vocab: int, seeds: int = 2) -> dict[str, Pair]:
+def random_pairs(vocab: int, seeds: int = 2) -> dict[str, Conditionals]:
     """Pairs of distributions over `vocab` tokens that depend on the context, by name."""
     return {f"{vocab} tokens, {kind}, seed {seed}": _pair(vocab, kind, seed) for kind in KINDS for seed in range(seeds)}
 
 
-def _pair(vocab: int, kind: str, seed: int) -> Pair:
+def _pair(vocab: int, kind: str, seed: int) -> Conditionals:
     @cache
     def both(prefix: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         # With the length, because numpy takes seeds that differ in trailing zeros for the same.

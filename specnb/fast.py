@@ -234,7 +234,7 @@ def least_seconds(*ways: Sequence[nn.Linear]) -> list[float]:
 
 
 class OneLayer:
-    rows, finite = None, False
+    rows, keep_finite = None, False
 
     def __init__(self, keys: Tensor, values: Tensor, index: tuple[Tensor, Tensor], seen: int) -> None:
         self.keys, self.values, self.index, self.seen = keys, values, index, seen
@@ -289,7 +289,7 @@ class CompiledLayers:
             if isinstance(value, Tensor) and value.dim() == 4 and value.shape[-1] == cache.seen
         ]  # fmt: skip
         # The first pass of all makes the tensors of the cache.
-        if len(masks) != 1 or cache.fills or cache.finite or not layer.is_initialized:
+        if len(masks) != 1 or cache.fills or cache.keep_finite or not layer.is_initialized:
             return self.eager[number](hidden, *args, **named)
         tensors = (layer.keys, layer.values, *cache.index, hidden)
         if number not in self.compared:
@@ -305,7 +305,7 @@ class CompiledLayers:
         if key not in self.ready:
             if key[3] is None:
                 torch._dynamo.mark_dynamic(given[masks[0]], 3)
-            self.ready[key] = compiled(partial(_run_layer, caches[0], masks[0]))
+            self.ready[key] = compiled_once(partial(_run_layer, caches[0], masks[0]))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings inside the compiler
             return self.ready[key](self.modules[number], *tensors, given)
@@ -358,7 +358,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | type(None)) else id(value)
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled at its first call; later calls check only sizes marked as dynamic."""
 
     def own(*given: Any) -> Any:

@@ -228,8 +228,8 @@ class AttentionDrafter(SequentialDrafter):
     """Draft tokens sampled one after the other from a head that attends to the tokens so far.
 
     A step first computes the tokens since the last step anew, with the target's states. `chained`
-    layers draft a token each, and the last one all others. `most` limits the draft tokens of a step;
-    `compile="auto"` packs weights on a CPU.
+    layers draft a token each, and the last one all others. `most` limits the draft tokens of a step.
+    On a CPU weights are packed unless `compile` is False.
     """
 
     cache: RaggedCache
@@ -244,7 +244,7 @@ class AttentionDrafter(SequentialDrafter):
         self.sampling, self.most = sampling, most
         self.vocab = vocabulary(target)
         self.proposed: Tensor | None = getattr(head, "proposed", None)
-        if compile == "auto":
+        if compile:
             pack(self.head)
         self.embedding: Any = getattr(self.head, "embed_tokens", None) or target.get_input_embeddings()
         self.output: Any = getattr(self.head, "lm_head", None) or target.get_output_embeddings()

@@ -40,7 +40,9 @@ def load_drafter(
         A folder, or a name on the Hugging Face hub, with a head of EAGLE-3's authors or of
         `speculators`; None for the next-token layers in the target's checkpoint (DeepSeek-V3, GLM-4 MoE
         and others that transformers knows).
-    compile, capturable
+    compile
+        On a CPU weights are packed unless it is False; layers of a head are not compiled.
+    capturable
         As for `ModelDrafter`.
     most
         Draft tokens of a step, at most.

@@ -49,7 +49,8 @@ class Hooks:
     trace
         Record p(x), q(x) and r of every draft token x, which `Generation.show` prints.
     batch_class
-        A subclass of `Batch` that makes the steps.
+        A subclass of `Batch` that makes the steps, such as a known bug; it is not compared with the
+        model.
 
     Examples
     --------
@@ -76,9 +77,9 @@ class Sampler:
     target
         A model of transformers, or a `Pair` with a draft model and a tokenizer.
     draft
-        A model, sampled as `sampling` says, or any `Drafter`; None for the target alone. "auto" copies
-        from the text so far (`PromptLookupDrafter`) on a CPU and is None on a GPU. Tokens of equal
-        numbers should mean the same to both models.
+        A model, sampled as `sampling` says, or any `Drafter`; None for the target alone. "auto" is the
+        draft of a `Pair`; with a model alone it copies from the text so far (`PromptLookupDrafter`) on a
+        CPU, and is None on a GPU. Tokens of equal numbers should mean the same to both models.
     gamma
         Draft tokens per step; 0 is plain decoding. "auto" is the drafter's choice: 4 for a model,
         10 for copies, the size of a tree.
@@ -335,14 +336,15 @@ class _Call:
         self._collect(list(self.prompt_of))
         if self.comparison is not None:
             self.comparison.passed()
-        rows = [self.ended[number] for number in range(len(self.prompts))]
-        probs = [row.probs for row in rows if row.probs is not None]
-        return Generation([row.tokens for row in rows], merge_rows(rows, timer.seconds, batch.parents), probs or None)
+        completed = [self.ended[at] for at in range(len(self.prompts))]
+        probs = [row.probs for row in completed if row.probs is not None]
+        record = merge_rows(completed, timer.seconds, batch.parents)
+        return Generation([row.tokens for row in completed], record, probs or None)
 
     def _lengths(self, status: Sequence[int]) -> list[int]:
         """Tokens of each row that goes on, as `status` says, which may be one step old."""
-        going = {row: number for row, number in self.prompt_of.items() if status[row] > IDLE}
-        return [len(self.prompts[number]) + self.max_new_tokens - status[row] for row, number in going.items()]
+        going = {row: at for row, at in self.prompt_of.items() if status[row] > IDLE}
+        return [len(self.prompts[at]) + self.max_new_tokens - status[row] for row, at in going.items()]
 
     def _replace(self, status: Sequence[int]) -> list[int]:
         """Give waiting prompts the rows that have ended; return these rows."""
@@ -357,12 +359,12 @@ class _Call:
         entering = range(self.entered, self.entered + len(rows))
         self.entered += len(rows)
         self.prompt_of.update(zip(rows, entering, strict=True))
-        uniforms = self.batch.uniforms(self.seed, [self.numbers[at] for at in entering], self.max_new_tokens)
+        uniforms = self.batch.uniforms_of(self.seed, [self.numbers[at] for at in entering], self.max_new_tokens)
         self.batch.enter(rows, [self.prompts[at] for at in entering], uniforms, self.max_new_tokens)
 
     def _collect(self, rows: list[int]) -> None:
-        numbers = [self.prompt_of.pop(row) for row in rows]
-        completed = dict(zip(numbers, self.batch.state.completed_rows(rows), strict=True))
+        places = [self.prompt_of.pop(row) for row in rows]
+        completed = dict(zip(places, self.batch.state.completed_rows(rows), strict=True))
         self.ended.update(completed)
         if self.comparison is not None and completed:
             self.comparison.completions(completed)
@@ -377,12 +379,12 @@ class _Call:
             )
         if NAN in status:
             self._collect([row for row in self.prompt_of if status[row] == IDLE])
-            wrong = [number for row, number in self.prompt_of.items() if status[row] == NAN]
+            wrong = [at for row, at in self.prompt_of.items() if status[row] == NAN]
             error = FloatingPointError(
                 f"a model produced NaN, or a row without a finite logit, for prompt {wrong[0]}: try another dtype, or "
                 f"look at its weights; the completions of {len(self.ended)} prompts that ended are in its `finished`"
             )
-            error.finished = {number: row.tokens for number, row in self.ended.items()}  # type: ignore[attr-defined]
+            error.finished = {at: row.tokens for at, row in self.ended.items()}  # type: ignore[attr-defined]
             raise error
 
 

@@ -230,13 +230,13 @@ class Batch:
         state.enter(index, prompts, uniforms, max_new_tokens)
         self.bound.enter(map(len, prompts))
         some = None if len(rows) == len(state.rows) else index
-        self.runner.cache.finite = False  # NaN of a prompt reaches every token
+        self.runner.cache.keep_finite = False  # NaN of a prompt reaches every token
         prefill(self.runner, state.tokens, state.lengths, some)
         if self.drafter is not None:
             self.drafter.start(self.context, None if self.begins else some)
         self.begins = False
 
-    def uniforms(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
+    def uniforms_of(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
         return uniforms(seed, numbers, max_new_tokens, self.state.gamma)
 
     @property
@@ -261,9 +261,9 @@ class Batch:
         draft_tokens, q = self.part("propose")(self.state.step_uniforms[:, : self.state.gamma])
         mark("draft")
         logits = self.part("run_target")(draft_tokens)
-        if self.on_host and not self.runner.cache.finite and bool((logits[..., 0].isnan().any(1) & going).any()):
+        if self.on_host and not self.runner.cache.keep_finite and bool((logits[..., 0].isnan().any(1) & going).any()):
             # The NaN of a draft token, which may be rejected, has reached the tokens before it.
-            self.runner.cache.finite = True
+            self.runner.cache.keep_finite = True
             logits = self.part("run_target")(draft_tokens)
         mark("target")
         outcome = self.part("verify_and_emit")(logits, draft_tokens, q)
@@ -373,7 +373,7 @@ class Batch:
             self.captured[name] = Captured(lambda *given, name=name: getattr(own, name)(*given), lambda: own.bound.seen)
 
     def warm_up(self) -> None:
-        """Make steps on meaningless sequences, which compile or capture."""
+        """Make steps on meaningless sequences, so that layers are compiled or steps captured."""
         rows, state = len(self.state.rows), self.state
         self.clear([])
         zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
@@ -398,7 +398,7 @@ class Batch:
         self.bound.begin()
         self.bound.enter([length])
         self.bound.step()
-        self.runner.cache.finite = False
+        self.runner.cache.keep_finite = False
         prefill(self.runner, state.tokens, state.lengths)
         return self.part("run_target")(entries[:, length:].contiguous())  # type: ignore[no-any-return]
 

@@ -15,12 +15,13 @@ From the bottom up; each module imports only from those before it:
     control, shared_noise, fitted_settings, explanations, step_sizes, logprobs
                                         what may explain a finding
     run, api                            audits of sequences as they arrive; `audit`
-    token_file, cli                     files of tokens; the command `specnb-audit`
+    token_file                          files of tokens
     predict_numbers, predict_devices, predict_speed, explain_speed
                                         speed-ups from reported figures, without torch
     draft_replay, draft_mistakes, low_acceptance
                                         which mistake in serving a draft explains low acceptance
     kernels                             acceptance functions of released engines, enumerated
+    cli                                 the command `specnb-audit`
 
 >>> import specnb_audit, torch
 >>> uniform = lambda context: torch.full((4,), 0.25, dtype=torch.float64)

@@ -156,7 +156,7 @@ class Text:
 
 
 def final_norm(model: Any) -> Any:
-    """The norm behind the last layer of `model`; None if it is not found."""
+    """The norm after the last layer of `model`; None if it is not found."""
     inner = model.base_model
     return next((getattr(inner, name) for name in ("norm", "ln_f", "final_layer_norm") if hasattr(inner, name)), None)
 

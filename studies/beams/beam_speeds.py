@@ -1,4 +1,4 @@
-"""Speculative beam search by the clock, on the trained pair.
+"""The wall-clock time of speculative beam search, on the trained pair.
 
 Whole searches with several (draft width u, gamma) are timed in turn with the target's own search of
 the same width, on held-out prompts, in float32. The table `data/results/beam_speeds.csv` has a line

@@ -1,4 +1,4 @@
-"""One forward pass of the target for verifying and for drafting: extra tokens behind the draft
+"""One forward pass of the target for verifying and for drafting: extra tokens after the draft
 tokens.
 
 The pass that verifies the draft tokens of a step also evaluates *extra tokens*, from which the
@@ -46,7 +46,7 @@ class OnePassDrafter(Drafter):
 
 
 class OnePassBatch(Batch):
-    """A batch whose target passes evaluate a drafter's extra tokens, in slots behind those of the
+    """A batch whose target passes evaluate a drafter's extra tokens, in slots after those of the
     draft tokens."""
 
     def __init__(self, setup: Setup) -> None:

@@ -1,6 +1,6 @@
 """`make demo`: a real model answers two questions, plain and with speculation; both are seen and timed.
 
-Copies from the text are drafted, and where nothing is to be copied, the tokens of a trained head.
+The drafter copies from the text; if nothing can be copied, a trained head drafts.
 Both answers repeat parts of their prompts, of two kinds of data/workloads.jsonl, which has others.
 """
 
@@ -80,7 +80,7 @@ def run(new_tokens: int = 64, rounds: int = 3) -> None:
     target = plain.target
     copies, head = Copies(target.config.vocab_size, shortest=2), head_drafter(target, plain.sampling, most=2)
     speculative = Sampler(target, FallbackDrafter(copies, head, 10), sampling=plain.sampling, **how)
-    speculative.generate(next(iter(prompts.values())), max_new_tokens=1)  # compiles, and makes the batch
+    speculative.generate(next(iter(prompts.values())), max_new_tokens=1)  # makes the batch
     kinds = {"plain": lambda: "own", "speculative": lambda: "copied" if copies.copied else "drafted"}
     if colours():
         print(f"Tokens are {COLOURS['copied']}copied{PLAIN}, {COLOURS['drafted']}drafted{PLAIN}, or the target's own.")
@@ -107,7 +107,7 @@ def fastest(prompt: list[int], tokens: int, **how: Any) -> Sampler:
     samplers = {dtype: Sampler(model_and_tokenizer(dtype)[0], None, **how) for dtype in DTYPES}
     jobs = [Job(partial(sampler.generate, [prompt], max_new_tokens=tokens)) for sampler in samplers.values()]
     clock, order = partial(now, torch.device("cpu")), np.random.default_rng(0)
-    _, *seconds = (time_round(jobs, clock, order) for _ in range(4))  # the first compiles
+    _, *seconds = (time_round(jobs, clock, order) for _ in range(4))  # the first makes the batch
     medians = np.median(seconds, axis=0)
     speeds = ", ".join(f"{dtype} {tokens / median:.1f}" for dtype, median in zip(DTYPES, medians, strict=True))
     print(f"Plain decoding, tokens per second: {speeds}")

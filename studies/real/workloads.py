@@ -1,18 +1,18 @@
 """Does speculation pay on a real model? SmolLM2-135M-Instruct on five kinds of prompts, at temperatures 0 and 1.
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt
-(`studies.speed.calls`), each by a sampler of its own. The drafter copies from the text so far (prompt lookup), at most
-`COPIED` tokens; a trained head drafts `OF_HEAD` tokens, alone and where nothing can be copied. Modules run as they
-are. Beside them transformers' own generation of the same model, plain and with its prompt lookup, with the settings
-that are best for it by the tokens that it drafts and has accepted (`THEIRS`); llama.cpp (`studies.real.llama_cpp`); and
-packed weights and compiled layers (`compile=True`): plain, copies, and copies or, in rows without one, the head. One
-line a way:
+(`studies.speed.calls`), each by a sampler of its own, as it is without other settings: its check on, its weights packed
+(`compile="auto"`). The drafter copies from the text so far (prompt lookup), at most `COPIED` tokens; a trained head
+drafts `OF_HEAD` tokens, alone and in steps in which nothing can be copied. Beside them the same with compiled layers
+(`compile=True`): plain, copies, and copies or the head; transformers' own generation of the same model, plain and with
+its prompt lookup, with the settings that are best for it by the tokens that it drafts and has accepted (`THEIRS`); and
+llama.cpp (`studies.real.llama_cpp`). One line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: over the way `over`, plain decoding
 - `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that verifies n tokens and
-  `c` for each token that the head drafts. v and c are timed before the answers, compiled for what is compiled; the
-  prompt's pass, which all ways make, copying and sampling are left out
+  `c` for each token that the head drafts, which is left out of steps that copy. v and c are timed before the answers,
+  compiled for what is compiled; the prompt's pass, which all ways make, copying and sampling are left out
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from specnb.copies import PromptLookupDrafter
 from specnb.cost import measure_costs
 from specnb.distributions import Sampling
 from specnb.fast import Compile
-from specnb.heads import FallbackDrafter
+from specnb.heads import AttentionDrafter, FallbackDrafter
 from specnb.loading import Pair
 from specnb.sampler import Hooks, Sampler, generate
 from studies.real import llama_cpp
@@ -56,21 +56,23 @@ def samplers_of(
     """Our ways to decode, for prompts of up to `longest` tokens."""
     vocab = target.config.vocab_size
 
-    def either(compile: Compile) -> FallbackDrafter:
-        head = head_drafter(target, sampling, compile=compile, most=OF_HEAD)
-        return FallbackDrafter(PromptLookupDrafter(vocab, shortest=MIXED), head)
+    def head() -> AttentionDrafter:
+        return head_drafter(target, sampling, compile="auto", most=OF_HEAD)
+
+    def either() -> FallbackDrafter:
+        return FallbackDrafter(PromptLookupDrafter(vocab, shortest=MIXED), head())
 
     chosen: dict[str, tuple[Any, int, Compile]] = {
-        "plain": (None, 0, False),
-        "copies": (PromptLookupDrafter(vocab), COPIED, False),
-        f"head {OF_HEAD}": (head_drafter(target, sampling), OF_HEAD, False),
-        f"copies or head {OF_HEAD}": (either(False), COPIED, False),
+        "plain": (None, 0, "auto"),
+        "copies": (PromptLookupDrafter(vocab), COPIED, "auto"),
+        f"head {OF_HEAD}": (head(), OF_HEAD, "auto"),
+        f"copies or head {OF_HEAD}": (either(), COPIED, "auto"),
     }
     if compiled:
         chosen |= {
             "plain, compiled": (None, 0, True),
             "copies, compiled": (PromptLookupDrafter(vocab), COPIED, True),
-            f"copies or head {OF_HEAD}, compiled": (either("auto"), COPIED, True),
+            f"copies or head {OF_HEAD}, compiled": (either(), COPIED, True),
         }
     return {
         name: Sampler(
@@ -103,12 +105,13 @@ def ways_of(
     return ways | (llama_cpp.ways(sampling, new_tokens) if compiled else {})
 
 
-def head_cost(target: PreTrainedModel, prompt: list[int], plain: float, compile: Compile) -> float:
-    """c: the time that the head needs for a draft token, over that of a forward pass of the target,
-    `plain` seconds."""
-    drafter, gamma = head_drafter(target, Sampling(), compile=compile), OF_HEAD
-    timed = generate(target, [prompt], drafter, gamma=gamma, max_new_tokens=48, hooks=Hooks(timed=True), progress=False)
-    return float(np.median(timed.record.seconds["draft"])) / gamma / plain
+def head_seconds(target: PreTrainedModel, prompt: list[int]) -> float:
+    """How long the head takes for a draft token."""
+    drafter = head_drafter(target, Sampling(), compile="auto")
+    timed = generate(
+        target, [prompt], drafter, gamma=OF_HEAD, max_new_tokens=48, hooks=Hooks(timed=True), progress=False
+    )  # fmt: skip
+    return float(np.median(timed.record.seconds["draft"])) / OF_HEAD
 
 
 def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, compiled: bool) -> pd.DataFrame:
@@ -119,23 +122,22 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
     asked, sampling = prompts_of(tokenizer, kind, prompts), Sampling(float(temperature))
     ways = ways_of(target, sampling, tokenizer.eos_token_id, new_tokens, max(map(len, asked)), compiled)
     pair = Pair(target, target, tokenizer)  # nothing is drafted by a model
-    costs, c = {}, {}
-    modes: dict[bool, tuple[Compile, Compile]] = {False: (False, False), True: (True, "auto")}  # of target and head
-    for mode in (False, True)[: 1 + compiled]:
-        compile, of_head = modes[mode]
-        costs[mode] = measure_costs(
-            pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, compile=compile, progress=False
-        )
-        c[mode] = head_cost(target, asked[0], float(np.median(costs[mode].target[:, 0])), of_head)
+    modes: tuple[Compile, ...] = ("auto", True) if compiled else ("auto",)
+    costs = {
+        mode: measure_costs(pair, context=CONTEXT, lengths=LENGTHS, repetitions=7, compile=mode, progress=False)
+        for mode in modes
+    }
+    of_head = head_seconds(target, asked[0])
     over = {name: "plain, compiled" for name in ways if name.endswith(", compiled") and name != "plain, compiled"}
     table, verified = compared(ways, asked, over)
     table = table.rename(columns={"ms": "ms_per_token"})
     for at, name in table.way.items():
         if verified[name]:
-            mode = name.endswith(", compiled")
-            table.loc[at, "c"] = c[mode] * ("head" in name)
-            drafting = table.c[at] * OF_HEAD * len(verified[name])
-            table.loc[at, "predicted"] = table.tokens[at] / (costs[mode].verify_cost(verified[name]).sum() + drafting)
+            of_mode = costs[True if name.endswith(", compiled") else "auto"]
+            table.loc[at, "c"] = c = of_head / float(np.median(of_mode.target[:, 0])) if "head" in name else 0.0
+            # A copy has three tokens for each one that agrees, more than the head drafts.
+            drafted = OF_HEAD * sum(n <= 1 + OF_HEAD for n in verified[name])
+            table.loc[at, "predicted"] = table.tokens[at] / (of_mode.verify_cost(verified[name]).sum() + c * drafted)
     return table.assign(kind=kind, temperature=sampling.temperature, prompts=len(asked))
 
 

@@ -1,4 +1,4 @@
-"""Does block verification pay by the clock?
+"""Does block verification pay in wall-clock time?
 
 Both rules make the same forward passes in each step, so the time of a completion is the number of
 its steps times the time of a step. The two are measured apart: a step takes almost the same time in

@@ -30,7 +30,8 @@ One line of the table for each draft, depth and kind of sequence, on held-out fi
 - `over_control`: difference to the control at the same positions
 - `over_no_states`: difference to the head without states, which reads tokens alone: what the
   states add
-- `over_penultimate`: difference to the head on the last but one layer
+- `over_penultimate`, `over_eagle3`: differences to the head on the last but one layer, and to
+  EAGLE-3's
 
 All with 95% intervals over files. `python -m studies.training.feature_drafts` saves the heads as
 `data/pair/draft-eagle3` and `draft-next-token`, in the layout of `speculators`, and
@@ -65,12 +66,14 @@ DEPTHS = 4  # draft tokens that a student learns to propose
 EVERY = 4  # heads learn from a draft that begins at every fourth position
 LAYERS = (5, 10, 15)  # whose states EAGLE-3's head reads: about a third, two thirds, and the last but one
 # The fraction of the steps with forward KL; total variation takes over during as many more.
-BEGIN = 0.1
+BEGIN = 5 / 32
 FACTOR = 0.5  # of the learning rates of the first training
-STEPS, ROWS, SEED, THREADS = 1000, 16, 17, 2
+STEPS, ROWS, SEED, THREADS = 640, 16, 17, 2
 EAGLE3, PENULTIMATE, NO_STATES, NEXT_TOKEN = "EAGLE-3", "penultimate layer", "without states", "next-token layer"
 CONTROL, ALL = "of tokens", "all"
-COMPARED = {"control": CONTROL, "no_states": NO_STATES, "penultimate": PENULTIMATE}  # with whom, by column
+COMPARED = {  # with whom, by column
+    "control": CONTROL, "no_states": NO_STATES, "penultimate": PENULTIMATE, "eagle3": EAGLE3,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

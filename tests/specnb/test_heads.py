@@ -58,11 +58,12 @@ def test_a_later_step_gets_what_a_new_start_would_get(made: Callable[[], Attenti
 
 
 @torch.no_grad()
-def test_its_layers_are_packed_in_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("compile", ["auto", True])
+def test_its_layers_are_packed_in_a_copy(compile: fast.Compile, monkeypatch: pytest.MonkeyPatch) -> None:
     packed: list[object] = []
     monkeypatch.setattr("specnb.heads.pack", lambda modules: packed.append(modules) or [])
     target, head = near_model("llama"), random_head(Eagle3Head(layer_config(), (0, 1)))
-    drafter = AttentionDrafter(target, head, compile="auto")
+    drafter = AttentionDrafter(target, head, compile=compile)
     assert packed
     assert drafter.head is not head
     assert drafter.head.fc.weight is head.fc.weight

@@ -74,9 +74,9 @@ def test_a_drafter_is_told_which_rows_begin_and_what_became_of_its_tokens() -> N
 
     batch = batch_of(Listening(table()))
     batch.clear([])
-    batch.enter([0, 1, 2], PROMPTS, batch.uniforms(0, range(3), 5), 5)
+    batch.enter([0, 1, 2], PROMPTS, batch.uniforms_of(0, range(3), 5), 5)
     lengths = [len(prompt) for prompt in PROMPTS]
-    batch.enter([2, 0], [[1], [3, 3]], batch.uniforms(0, [3, 4], 5), 5)
+    batch.enter([2, 0], [[1], [3, 3]], batch.uniforms_of(0, [3, 4], 5), 5)
     assert told == [(None, lengths), ([2, 0], [2, lengths[1], 1])]
     states = batch.runner.hidden_states
     assert states is not None

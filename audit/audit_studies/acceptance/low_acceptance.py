@@ -45,7 +45,7 @@ def held_out() -> list[list[int]]:
 
 
 def prompts_of(pair: Pair, number: int, rows: int) -> list[list[int]]:
-    """The prompts of log `number`: windows of held-out files, behind the begin token."""
+    """The prompts of log `number`: windows of held-out files, after the begin token."""
     begin, texts = pair.tokenizer.bos_token_id, held_out()
     chosen = np.random.default_rng(number)
     made = []
@@ -114,12 +114,10 @@ PARTS = {
     "eagle3-map-t1": 1,
     "eagle3-t0": 2,
 }
-# What the table has; the other parts, which `PARTS` counts, take a core half an hour
-MEASURED = ("model-t1_0",)
 STUDY = Study(
     measure,
     settings={"steps": 1000, "rows": ROWS, "without": 2},
     small={"steps": 12, "rows": 4, "without": 1, "most": 4},
-    items=MEASURED,
+    items=tuple(f"{setting}_{part}" for setting, parts in PARTS.items() for part in range(parts)),
     small_items=("model-t1_0",),
 )

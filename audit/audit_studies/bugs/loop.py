@@ -69,8 +69,8 @@ def always_accepting(p: Tensor, q: Tensor, draft_tokens: Tensor, accept: Tensor,
 
 
 class SharedNoise(Batch):
-    def uniforms(self, *settings: Any) -> Uniforms:
-        own = super().uniforms(*settings)
+    def uniforms_of(self, *settings: Any) -> Uniforms:
+        own = super().uniforms_of(*settings)
         return replace(own, final=own.draft[..., 0])
 
 
@@ -78,16 +78,16 @@ class Reseeded(Batch):
     """A generator that is seeded again before each acceptance test: the same uniforms from the
     second test on."""
 
-    def uniforms(self, *settings: Any) -> Uniforms:
-        own = super().uniforms(*settings)
+    def uniforms_of(self, *settings: Any) -> Uniforms:
+        own = super().uniforms_of(*settings)
         draft = torch.cat([own.draft[:, :1], own.draft[:, 1:2].expand_as(own.draft[:, 1:])], dim=1)
         accept = own.accept[:, :1, :1].expand_as(own.accept)
         return Uniforms(draft, accept, own.final[:, :1].expand_as(own.final))
 
 
 class RowsShareNoise(Batch):
-    def uniforms(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
-        return super().uniforms(seed, [numbers[0]] * len(numbers), max_new_tokens)
+    def uniforms_of(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
+        return super().uniforms_of(seed, [numbers[0]] * len(numbers), max_new_tokens)
 
 
 # Caches and positions.

@@ -8,7 +8,7 @@
 
 Each weight has a generator of its own, seeded by its name, so that every release of transformers
 and every part of a model gives the same target. `save` writes the folders that an engine loads, in
-the layout of a released checkpoint; next-token layers are the layers behind the last one there.
+the layout of a released checkpoint; next-token layers are the layers after the last one there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EMBEDDING = 5.0
 """Norm of an embedding, less the part that all have. Logits are a sum of three parts of about one
 size: one for all places, one of the last token, and one of all that came before. Drafters know the
 first two, so that some of their tokens are accepted."""
-QUIET = 0.3  # factor of a norm behind a layer, for architectures that have one
+QUIET = 0.3  # factor of a norm after a layer, for architectures that have one
 NOISE = 0.1  # of the draft model's weights, relative to the target's
 LLAMA_LAYERS, EXIT_LAYER = 4, 2  # layers of the Llama, and how many draft in an early exit
 NEXT_TOKEN_LAYERS = {"glm4-moe": 1, "deepseek-v3": 3}
@@ -208,7 +208,7 @@ def _add_next_token_layers(name: str, folder: Path) -> None:
 
 @torch.no_grad()
 def _save_with_other_tokenizer(draft: PreTrainedModel, folder: Path) -> None:
-    """The draft model with the first `COMMON_TOKENS` tokens in reverse order, and others behind
+    """The draft model with the first `COMMON_TOKENS` tokens in reverse order, and others after
     them."""
     characters = [*range(COMMON_TOKENS - 1, -1, -1), *range(VOCAB, VOCAB + OTHERS)]
     rows = [number % VOCAB for number in characters]

@@ -4,10 +4,10 @@ torch, transformers and scipy take seconds, so commands import them after option
 Before that, threads are told to sleep while they wait: those that spin cost far more beside a busy
 program.
 
-Exit status 0: no deviation was found, and what was asked for would have been. 1: exactness is
-rejected. 2: no verdict, and one line on stderr says why. 3: undecided, and the first line of the
-report says why. 130 and 143: interrupted and terminated, with the report so far, unless that
-rejects.
+Exit status of `audit`, 0: no deviation was found, and what was asked for would have been. 1: exactness
+is rejected. 3: undecided, and the first line of the report says why. 130 and 143: interrupted and
+terminated, with the report so far, unless that rejects. Of every command, 2: no answer, and one line
+on stderr says why.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _add_engine(add: Add) -> None:
     add("--control", type=Path, metavar="FILE", help="sequences of the same engine without speculation")
     add("--engine-dtype", choices=DTYPES, help="dtype that the engine computes in (default: unknown)")
     add("--logit-tolerance", type=float, metavar="GAP", help="gap of two logits below which either token may be kept")
-    add("--numerics-positions", type=int, metavar="N", default=16, help="positions to measure them at (default: 16)")
+    add("--numerics-positions", type=int, metavar="N", default=16, help="positions of measured rounding (default: 16)")
 
 
 def _add_test(add: Add) -> None:

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = """\
-One file of each wheel is executed, in Triton's interpreter (pip install 'specnb-audit[triton]'), with stand-ins for the
-rest. All random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. What this
-shows is in audit/docs/kernels.md of the repository: specnb-audit kernels vllm-0.33.0-*.whl
+One file of each wheel is executed, in Triton's interpreter (pip install triton), with stand-ins for the rest. All
+random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. What this shows is
+in audit/docs/kernels.md of the repository.
 
-exit status: 0: all functions are exact to the resolution stated. 1: one deviates. 2: no verdict; stderr says why.
-3: undecided, because with random noise a function emitted something else than its thresholds say.
+example:
+  specnb-audit kernels vllm-0.33.0-*.whl
+
+exit status:
+  0    all functions are exact to the resolution stated
+  1    one deviates
+  2    no verdict; one line on stderr says why
+  3    undecided: with random noise a function emitted something else than its thresholds say
 """
 
 

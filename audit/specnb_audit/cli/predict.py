@@ -15,11 +15,11 @@ NUMBERS = {
     "cost-ratio": "a draft forward pass over a target forward pass",
     "verify-cost": "a target forward pass over the tokens of a verification over one over a single token",
     "verified": "draft tokens in a verification, of a tree",
-    "draft-passes": "draft forward passes per step, where not gamma",
+    "draft-passes": "draft forward passes per step, if not gamma",
     "overhead-ms": "milliseconds of a step outside the forward passes; needs --plain",
     "batch": "rows that are decoded together",
     "bytes-per-param": "of the target: 2 for 16 bits, about 0.6 for Q4_K_M",
-    "draft-bytes-per-param": "of the draft, where others than the target's",
+    "draft-bytes-per-param": "of the draft, if not as of the target",
     "active": "fraction of the target's parameters that one token uses",
     "cache-ratio": "bytes of a row's cache over bytes of the target's weights",
 }

@@ -96,7 +96,7 @@ def _interpreter() -> dict[str, Any]:
         import triton
         from triton.runtime import interpreter
     except ImportError:
-        raise ValueError("the kernels need Triton: pip install 'specnb-audit[triton]'") from None
+        raise ValueError("the kernels need Triton: pip install triton") from None
     if not isinstance(triton.language.cdiv, interpreter.InterpretedFunction):
         raise ValueError("Triton compiles kernels here; set TRITON_INTERPRET=1 before torch is imported")
     # It is called by every function, and asserts cost as much.
