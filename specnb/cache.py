@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -295,6 +296,27 @@ def cache_argument(model: PreTrainedModel) -> str:
 def decoder_config(model: PreTrainedModel) -> PreTrainedConfig:
     part = model.get_decoder() if model.config.is_encoder_decoder else model
     return part.config.get_text_config(decoder=True)
+
+
+def cache_bytes(model: PreTrainedModel) -> int:
+    layers = decoder_config(model).per_layer_config
+    return sum(_numbers_of_a_token(layers[number]) for number in range(len(layers))) * model.dtype.itemsize
+
+
+def _numbers_of_a_token(layer: PreTrainedConfig) -> int:
+    latent = getattr(layer, "kv_lora_rank", None)
+    if latent:  # what keys and values of all heads are made from
+        return int(latent + layer.qk_rope_head_dim)
+    heads = layer.num_attention_heads
+    width = getattr(layer, "head_dim", None) or layer.hidden_size // heads
+    return int(2 * width * (getattr(layer, "num_key_value_heads", None) or heads))
+
+
+def free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    return int(psutil.virtual_memory().available)
 
 
 TupleCache = tuple[tuple[Tensor, ...], ...]

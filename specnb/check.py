@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-import psutil
 import torch
 from scipy import stats
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.cache import CachedModel, cache_argument, prefill
+from specnb.cache import CachedModel, cache_argument, free_memory, prefill
 from specnb.distributions import Sampling, at_least_float, sample, standardise, stream, total_variation
 from specnb.fast import checksum
 from specnb.support import context_limit, vocabulary
@@ -356,13 +355,6 @@ def copy_fits(model: PreTrainedModel) -> bool:
     if getattr(model, "is_quantized", False):
         return False
     return bool(2 * model.num_parameters() * torch.float32.itemsize < free_memory(model.device))
-
-
-def free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
-    return int(psutil.virtual_memory().available)
 
 
 def probe_tokens(model: PreTrainedModel, length: int | None = None) -> Tensor:

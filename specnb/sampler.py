@@ -26,7 +26,7 @@ from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
 from specnb.rules import Rule, token_verification
-from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup
+from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
 from specnb.trees import node_depths
 
@@ -196,7 +196,7 @@ class Sampler:
             The tokens of a prompt depend on the seed and its number, by default 0, 1, ..., and not on the
             batch.
         batch_size
-            Prompts generated at a time, by default all; fewer need less memory.
+            Prompts generated at a time, by default all.
 
         Raises
         ------
@@ -204,8 +204,8 @@ class Sampler:
             If the check finds other distributions than the model's own.
         ValueError
             For tokens outside the vocabulary, a context beyond a model's limit, and an invalid proposal.
-        RuntimeError
-            If the weights of a model were changed, or another call is made within this one.
+        MemoryError, RuntimeError
+            If caches do not fit; if the weights of a model were changed, or another call is made within this one.
         FloatingPointError
             If a token rests on NaN; its `finished` has the completions of prompts that had ended.
         """
@@ -268,6 +268,7 @@ class Sampler:
             eos=eos, keep_probs=self.hooks.keep_probs, log_probs=self.check is not None,
             trace=self.hooks.trace,
         )  # fmt: skip
+        require_memory(setup)
         if self.check is not None:
             tree = self.drafter is not None and self.drafter.parents is not None
             self.check.new_batch(self.private.modules, slots, tree)

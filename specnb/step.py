@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
-from specnb.cache import CachedModel, LengthBound, prefill, readable
+from specnb.cache import CachedModel, LengthBound, cache_bytes, decoder_config, free_memory, prefill, readable
 from specnb.distributions import Sampling, Uniforms, at_least_float, overlap, standardise, uniforms
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
 from specnb.fast import Captured
@@ -29,6 +29,7 @@ from specnb.trees import TokenTree
 
 IDLE = 0  # value of `State.remaining` for a row that has ended
 NAN, IMPROPER = -1, -2  # values of `State.status` for rows with an error
+GB = 1e9
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +58,10 @@ class Setup:
     keep_probs: bool = False
     log_probs: bool = False
     trace: bool = False
+
+    @property
+    def probs_dtype(self) -> torch.dtype:
+        return torch.float64 if self.target.dtype == torch.float64 else torch.float32
 
 
 class State:
@@ -100,8 +105,7 @@ class State:
         self.path: Tensor | None = None
         # A step writes gamma + 1 places from the next token on.
         tokens = steps + gamma + 1
-        dtype = torch.float64 if setup.target.dtype == torch.float64 else torch.float32
-        self.probs = zeros(tokens, vocabulary(setup.target), dtype=dtype) if setup.keep_probs else None
+        self.probs = zeros(tokens, vocabulary(setup.target), dtype=setup.probs_dtype) if setup.keep_probs else None
         self.log_probs = zeros(tokens, dtype=torch.float64) if setup.log_probs else None
         self.trace = zeros(steps + 1, gamma, 3, dtype=torch.float64) if setup.trace else None
 
@@ -305,8 +309,7 @@ class Batch:
             draft_tokens = self.valid_tokens(draft_tokens, q)
         p = standardise(logits, self.sampling, check=False)
         shape = () if self.tree is None else (self.tree,)
-        _, accept_uniforms, final_uniform = state.step_uniforms.split([state.gamma, state.gamma, 1], dim=1)
-        accept_uniforms, final_uniform = accept_uniforms[:, : self.width], final_uniform[:, 0]
+        accept_uniforms, final_uniform = self.verification_uniforms()
         outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform, *shape)
         require_outcome(outcome, len(p), self.tree)
         p_of_drafts = p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries]
@@ -352,6 +355,11 @@ class Batch:
         entries = torch.cat([root, path + 1], dim=1)[..., None]
         kept = logits if self.state.log_probs is None else logits.take_along_dim(entries, dim=1)
         return p.take_along_dim(entries, dim=1), kept, Proposal(proposal.draft_tokens.gather(1, nodes), proposal.q)
+
+    def verification_uniforms(self) -> tuple[Tensor, Tensor]:
+        gamma = self.state.gamma
+        _, accept, final = self.state.step_uniforms.split([gamma, gamma, 1], dim=1)
+        return accept[:, : self.width], final[:, 0]
 
     def valid_tokens(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
         """Mark rows with an invalid proposal, NaN aside; return draft tokens of the vocabulary, or -1."""
@@ -419,6 +427,26 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorte
         raise TypeError(
             f"a drafter proposed draft_tokens and q {proposed}; they must be int64 {(rows, gamma)} and float32 or "
             f"float64 {(rows, gamma, vocab)}"
+        )
+
+
+def require_memory(setup: Setup) -> None:
+    """Raise `MemoryError`, naming a batch size that fits, if caches and state need more memory than is free."""
+    target, drafter, slots = setup.target, setup.drafter, setup.slots
+    row = slots * cache_bytes(target) + 8 * (slots + (setup.steps + 1) * (4 * setup.gamma + 4))
+    if drafter is not None:
+        row += slots * len(drafter.hidden_layers) * decoder_config(target).hidden_size * target.dtype.itemsize
+        row += slots * cache_bytes(drafter.draft_model) if drafter.draft_model is not None else 0
+    row += 8 * (setup.steps + 1) * 3 * setup.gamma * setup.trace
+    if setup.keep_probs:
+        row += (setup.steps + setup.gamma + 1) * vocabulary(target) * setup.probs_dtype.itemsize
+    free = free_memory(target.device)
+    if setup.rows * row > free:
+        fitting = free // row
+        advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for fewer tokens"
+        raise MemoryError(
+            f"{setup.rows} rows need {setup.rows * row / GB:.3g} GB for caches and state, and {target.device} has "
+            f"{free / GB:.3g} GB left: {advice}"
         )
 
 

@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from specnb.sampler import Sampler
 from specnb.statistics import ratio_of_medians
+from specnb.step import GB
 from studies import study
 from studies.files import ROOT
 from studies.real.smollm2 import model_and_tokenizer
@@ -52,7 +53,7 @@ def once(name: str, check: bool, new_tokens: int, rows: int) -> dict[str, float]
         begun = perf_counter()
         sampler.generate(prompts, max_new_tokens=new_tokens)
         found[call] = perf_counter() - begun
-    return found | {"gb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / 1e9}
+    return found | {"gb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 / GB}
 
 
 def measure(item: str, times: int, new_tokens: int, threads: int) -> Iterator[dict[str, Any]]:

@@ -36,13 +36,14 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import BatchEncoding, PreTrainedModel
 
+from specnb.cache import slots_for
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.drafters import ModelDrafter, TreeDrafter
 from specnb.record import PARTS
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
 from specnb.sampler import Hooks, Sampler, generate
-from specnb.step import Batch
+from specnb.step import Batch, Setup, require_memory
 from specnb.trees import distinct_children, independent_children, top_children
 
 GREEDY = Sampling(temperature=0)
@@ -574,6 +575,38 @@ def test_the_default_rule_and_rows() -> None:
         assert len(sampler.batch.state.rows) == rows
     # No row is refilled.
     assert len(generate(TARGET, PROMPTS, Restarting(DRAFT), max_new_tokens=2, batch_size=3, progress=False).tokens) == 3
+
+
+class Looking(ModelDrafter):
+    hidden_layers = (-1, 0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", ["a model", "kept distributions", "hidden states"])
+def test_caches_and_state_must_fit_into_what_is_free(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many bytes as the tensors have that a batch makes for them."""
+    small = llama(layers=1)
+    drafters = {"a model": ModelDrafter(small), "hidden states": Looking(small)}
+    drafter, gamma = drafters.get(kind), 4 if kind in drafters else 0
+    keep = kind == "kept distributions"
+    setup = Setup(llama(), drafter, gamma, rows=8, slots=slots_for(2, 5, gamma), steps=5, keep_probs=keep)
+    batch = Batch(setup)
+    batch.enter(list(range(8)), [[1, 2]] * 8, batch.uniforms(0, range(8), 5), 5)
+    runners: list[Any] = [batch.runner, *([drafter.runner] if drafter else [])]
+    kept = [batch.state.tokens, batch.state.uniforms, batch.state.record, batch.state.probs, batch.runner.hidden_states]
+    kept += [tensor for runner in runners for layer in runner.cache.ragged for tensor in (layer.keys, layer.values)]
+    needed = sum(tensor.nbytes for tensor in kept if tensor is not None)
+    monkeypatch.setattr("specnb.step.free_memory", lambda device: needed)
+    require_memory(setup)
+    monkeypatch.setattr("specnb.step.free_memory", lambda device: needed - 1)
+    with pytest.raises(MemoryError, match="batch_size=7 would"):
+        require_memory(setup)
+
+
+def test_what_does_not_fit_is_refused_before_any_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specnb.step.free_memory", lambda device: 100)
+    with pytest.raises(MemoryError, match="not even one row fits"):
+        generate(RUNNING, [[1]], None, max_new_tokens=9, progress=False)
 
 
 @pytest.mark.parametrize("draft", [None, "auto", DRAFT])
