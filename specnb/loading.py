@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
@@ -83,7 +84,7 @@ def load_pair(
     Raises
     ------
     OSError, ValueError
-        For tokenizers that differ, and as `load_model`.
+        For tokenizers that differ or cannot be read, and as `load_model`.
 
     Examples
     --------
@@ -95,7 +96,7 @@ def load_pair(
             raise TypeError(f"there is no draft for {str(target)!r}; give one, or load_model(target) alone")
         draft = TRAINED_PAIR / "draft"
     folders = [folder_of(target), folder_of(draft)]
-    tokenizers = [AutoTokenizer.from_pretrained(folder, trust_remote_code=False) for folder in folders]
+    tokenizers = [_tokenizer(folder) for folder in folders]
     differing = {token for token, _ in tokenizers[0].get_vocab().items() ^ tokenizers[1].get_vocab().items()}
     if differing:
         raise ValueError(
@@ -112,7 +113,49 @@ def folder_of(name: str | Path, files: list[str] = HUB_FILES) -> Path:
         # Here, because transformers would look for a conversion by others where a model has no safetensors.
         return Path(snapshot_download(str(name), allow_patterns=files, ignore_patterns=HUB_IGNORED))
     except (OSError, ValueError) as error:
-        raise OSError(f"{str(name)!r} is no folder here, and was not fetched from the Hugging Face hub") from error
+        raise OSError(
+            f"{str(name)!r} is no folder here, and was not fetched from the Hugging Face hub: {_one_line(error)}"
+        ) from error
+
+
+def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise OSError(
+            f"{str(folder)!r} has no tokenizer that can be read; put tokenizer.json there, or load the models with "
+            f"load_model and give Sampler a tokenizer ({_one_line(error)})"
+        ) from error
+    return tokenizer
+
+
+def _require_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        found = torch.accelerator.current_accelerator()
+        usable = '"cpu"' if found is None else f'"cpu" or "{found.type}"'
+        raise ValueError(f"device is {device!r}; torch can use {usable} here ({_one_line(error)})") from error
+
+
+def _require_dtype(dtype: torch.dtype | str) -> None:
+    if dtype != "auto" and (getattr(torch, dtype, None) if isinstance(dtype, str) else dtype) not in DTYPES:
+        names = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
+        raise ValueError(f"dtype is {dtype!r}; it must be one of {names}, or auto, the one of the file")
+
+
+def _require_whole_files(folder: Path) -> None:
+    """Raise `OSError` that names a file of weights of which a part is missing."""
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise OSError(f"{str(file)!r} is not a whole file of weights; fetch it again ({error})") from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
 
 
 def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:
@@ -121,17 +164,21 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     Raises
     ------
     OSError
-        If there is no such folder or model.
+        If there is no such folder or model, or a file of weights is cut off.
     ValueError
-        For a draft, which `load_drafter` takes; for tensors that are missing, unknown or not finite; for
-        a configuration that names attention or experts of another package.
+            For a dtype or device that is not there; for a draft, which `load_drafter` takes; for tensors that
+            are missing, unknown or not finite; for a configuration that names attention or experts of another
+            package.
 
     Examples
     --------
     >>> load_model(TRAINED_PAIR / "draft").num_parameters()
     786816
     """
+    _require_dtype(dtype)
+    _require_device(device)
     folder = folder_of(name)
+    _require_whole_files(folder)
     require_no_draft(name, folder)
     config = PreTrainedConfig.get_config_dict(folder)[0]
     if others := sorted(set(_implementations(config)) - IMPLEMENTATIONS):
