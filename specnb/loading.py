@@ -166,9 +166,9 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     OSError
         If there is no such folder or model, or a file of weights is cut off.
     ValueError
-            For a dtype or device that is not there; for a draft, which `load_drafter` takes; for tensors that
-            are missing, unknown or not finite; for a configuration that names attention or experts of another
-            package.
+        For a dtype or device that is not there; for a draft, which `load_drafter` takes; for tensors that
+        are missing, unknown or not finite; for a configuration that names attention or experts of another
+        package.
 
     Examples
     --------

@@ -591,7 +591,7 @@ def test_caches_and_state_must_fit_into_what_is_free(kind: str, monkeypatch: pyt
     keep = kind == "kept distributions"
     setup = Setup(llama(), drafter, gamma, rows=8, slots=slots_for(2, 5, gamma), steps=5, keep_probs=keep)
     batch = Batch(setup)
-    batch.enter(list(range(8)), [[1, 2]] * 8, batch.uniforms(0, range(8), 5), 5)
+    batch.enter(list(range(8)), [[1, 2]] * 8, batch.uniforms_of(0, range(8), 5), 5)
     runners: list[Any] = [batch.runner, *([drafter.runner] if drafter else [])]
     kept = [batch.state.tokens, batch.state.uniforms, batch.state.record, batch.state.probs, batch.runner.hidden_states]
     kept += [tensor for runner in runners for layer in runner.cache.ragged for tensor in (layer.keys, layer.values)]
