@@ -2,8 +2,7 @@
 
 A draft model proposes `gamma` tokens, one forward pass of the target verifies them, and a
 verification rule keeps a prefix of them so that the output distribution is exactly the target's. To
-read the source begin with `reference`, `distributions`, `rules`, `drafters`, `cache`, `step` and `sampler`;
-CONTRIBUTING.md lists all files.
+read the source begin with `reference`, `distributions`, `rules`, `drafters`, `cache`, `step` and `sampler`.
 
 >>> import specnb
 >>> sampler = specnb.Sampler(specnb.load_pair(), gamma=4, compile=False)

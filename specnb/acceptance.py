@@ -1,8 +1,4 @@
-"""Acceptance along texts of the target: alpha, rates by depth of the draft, and tokens per step.
-
-Nothing is decoded speculatively, so one set of texts serves several drafters, and answers that are
-there already do, too.
-"""
+"""Acceptance along texts of the target, without speculation: alpha, rates by depth, and tokens per step."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ from torch.nn.functional import pad
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole
+from specnb.arguments import require_whole
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, overlap, standardise
 from specnb.drafters import Context, Drafter
@@ -27,6 +23,7 @@ from specnb.prompts import Prompts, require_tokens, token_lists
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, Sampler, require_models
 from specnb.statistics import Estimate, bootstrap, ratio_of_sums
+from specnb.step import side_by_side
 from specnb.support import TokenMap, require_context, require_supported, vocabulary
 
 Array = NDArray[np.float64]
@@ -42,12 +39,9 @@ class DepthRates(NamedTuple):
     marginal
         For each depth d of the draft, the fraction of steps that accept d draft tokens or more.
     conditional
-        For each depth, the fraction of the tested draft tokens that are accepted: those whose
-        predecessors in the draft were accepted.
-    tokens_per_step
-        Accepted draft tokens, and the recovered or bonus token: 1 + the sum of `marginal`.
-    accepted_per_step
-        The same without that token.
+        For each depth, the fraction of the tested draft tokens that are accepted.
+    tokens_per_step, accepted_per_step
+        With the recovered or bonus token, and without: the sum of `marginal`.
     """
 
     marginal: list[Estimate]
@@ -65,9 +59,9 @@ class Acceptance:
     sequences
         Prompts with their completions.
     drafts
-        By name, `(rows, new_tokens, gamma, 3)`: at each depth of a draft that begins at a place of
-        the text, the overlap of p and q, min(1, q / p) of the text's token, and whether a token is
-        proposed; NaN where the text has ended.
+        By name, `(rows, new_tokens, gamma, 3)`: at each depth of a draft from each place, the overlap
+        of p and q, min(1, q / p) of the text's token, and whether a token is proposed; NaN where the
+        text has ended.
     impossible
         Tokens of the text with probability 0 under the target.
     """
@@ -78,8 +72,7 @@ class Acceptance:
 
     @property
     def beta(self) -> dict[str, Array]:
-        """The overlap of p and q at every new token `(rows, new_tokens)`, 0 if nothing is proposed; NaN after the
-        end of a shorter completion."""
+        """The overlap of p and q at every new token `(rows, new_tokens)`, 0 for no draft token, NaN after the end."""
         return {name: measured[:, :, 0, 0] for name, measured in self.drafts.items()}
 
     def alpha(self, draft: str = "draft", seed: int = 0) -> Estimate:
@@ -90,25 +83,20 @@ class Acceptance:
     def by_depth(self, draft: str = "draft", gamma: int | None = None, seed: int = 0) -> DepthRates:
         """Rates by depth, and tokens per step, of a loop with `gamma` draft tokens, by default all that were measured.
 
-        Intervals are over at least 8 rows, otherwise NaN, and n is the number of rows.
+        Intervals are over at least 8 rows, otherwise NaN.
 
         Notes
         -----
-        With b = min(1, q(x) / p(x)) of a token x of the text, a step that begins at a place accepts
+        A draft token y is sampled and accepted with probability min(p, q), which is p times b,
+        b(y) = min(1, q(y) / p(y)). Along a text from p a step that begins at a place therefore accepts
         its first d draft tokens with probability
 
             sum over y of prod_{i <= d} min(p(y_i), q(y_i)) = E[b_1 ... b_{d-1} beta_d].
 
-        Because a draft token y is sampled with q(y) and accepted with min(1, p(y) / q(y)), both
-        happen with min(p, q). The text comes from p, and min(p, q) is p times b. The mean of the
-        last b, given the tokens before, is beta_d.
-
-        A loop does not begin steps at all places alike. A step emits the n tokens of the text with
-        probability prod_{i < n} min(p, q) times p - min(p, q) of the last one, or times p if n =
-        gamma + 1. Divided by the text's own probability that is b_1 ... b_{n-1} (1 - b_n), or b_1
-        ... b_gamma. From the first place on, these give the expected number of steps that begin at
-        each place, by which places are weighted. A marginal rate is the product, over the depths up
-        to it, of the weighted means of b_1 ... b_{d-1} beta_d over those of b_1 ... b_{d-1}.
+        Places are weighted by the expected number of steps that begin there: given the text, a step
+        emits its next n tokens with probability b_1 ... b_{n-1} (1 - b_n), or b_1 ... b_gamma if n =
+        gamma + 1. A marginal rate is the product, over the depths up to it, of the weighted means of
+        b_1 ... b_{d-1} beta_d over those of b_1 ... b_{d-1}.
         """
         measured = self.drafts[draft]
         gamma = measured.shape[2] if gamma is None else gamma
@@ -158,7 +146,7 @@ def _short(estimate: Estimate) -> str:
 
 
 def depth_sums(measured: Array) -> Array:
-    """For each row `(rows, 3 gamma)` the expected number of steps that reach each depth, test there, and accept there.
+    """The expected number `(rows, 3 gamma)` of steps that reach each depth, test there, and accept there.
 
     `measured` is one of `Acceptance.drafts`.
     """
@@ -199,7 +187,6 @@ def expected_steps(kept: Array) -> Array:
     return begins[:, :places]
 
 
-@named_settings
 @torch.inference_mode()
 def measure_acceptance(
     target: PreTrainedModel | Pair,
@@ -219,14 +206,11 @@ def measure_acceptance(
     Parameters
     ----------
     draft
-        A model, sampled as `sampling` says, or any `Drafter` of chains, named "draft" in what is
-        returned, or several by name; by default that of a `Pair`, otherwise copies from the text. A
-        drafter is asked for q at every place (`Drafter.along`), and told by `update` that the step
-        there emitted one token.
+        A model, sampled as `sampling` says, or any `Drafter` of chains, then called "draft", or several
+        by name; by default that of a `Pair`, otherwise copies from the text.
     completions
         What the target wrote after each prompt, with the same `sampling`: lists of tokens, or with
-        a `Pair` texts. By default it writes `new_tokens` tokens now: those of `generate` with gamma
-        = 0 and the same seed and number; end tokens do not stop it.
+        a `Pair` texts. By default it writes `new_tokens` tokens now.
     gamma
         Measure drafts of 1 to so many tokens.
     batch
@@ -235,9 +219,8 @@ def measure_acceptance(
     Examples
     --------
     >>> from specnb import load_pair
-    >>> measured = measure_acceptance(load_pair(), [[1], [2, 3]], new_tokens=5, gamma=2)
-    >>> measured.beta["draft"].shape, len(measured.by_depth().marginal)
-    ((2, 5), 2)
+    >>> measure_acceptance(load_pair(), [[1], [2, 3]], new_tokens=5, gamma=2).beta["draft"].shape
+    (2, 5)
     """
     require_whole(new_tokens=(new_tokens, 1), gamma=(gamma, 1), batch=(batch, 1))
     sampler = Sampler(target, None, sampling=sampling, compile=False, hooks=Hooks(keep_probs=True), progress=False)
@@ -305,7 +288,7 @@ class _Text:
     ) -> None:  # fmt: skip
         self.target, self.sampling, self.prompts, self.p = target, sampling, prompts, p
         self.sequences = [[*prompt, *new] for prompt, new in zip(prompts, completions, strict=True)]
-        self.tokens, self.counts = _rows(completions, p.device)
+        self.tokens, self.counts = side_by_side(completions, p.device)
         chosen = p.gather(-1, self.tokens[..., None])[..., 0]
         self.impossible = int(((chosen == 0) & ~self.beyond(1)[..., 0, 0]).sum())
 
@@ -328,7 +311,7 @@ class _Text:
         places = self.tokens.shape[1]
         whole = max(map(len, self.sequences))
         require_context(drafter.draft_model, whole - 1, 0)
-        known = pad(_rows(self.prompts, self.p.device)[0], (0, whole + gamma - int(lengths.max())))
+        known = pad(side_by_side(self.prompts, self.p.device)[0], (0, whole + gamma - int(lengths.max())))
         states, slots = self.states(drafter.hidden_layers), torch.arange(whole - 1, device=self.p.device)
 
         def seen(lengths: Tensor) -> Context:
@@ -356,16 +339,9 @@ class _Text:
         """The target's hidden states `(rows, tokens, width)` at all tokens but the last."""
         if not layers:
             return None
-        tokens = _rows([one[:-1] for one in self.sequences], self.target.device)[0]
+        tokens = side_by_side([one[:-1] for one in self.sequences], self.target.device)[0]
         output = self.target(input_ids=tokens, use_cache=False, output_hidden_states=True, logits_to_keep=1)
         return torch.cat([output.hidden_states[layer] for layer in layers], dim=-1)
-
-
-def _rows(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Tokens `(rows, longest)`, padded with 0 at the end, and their numbers `(rows,)`."""
-    longest = max(map(len, lists))
-    tokens = torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists], device=device)
-    return tokens, torch.tensor([len(one) for one in lists], device=device)
 
 
 def _compared(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
@@ -385,8 +361,8 @@ def distributions_along(
 ) -> Tensor:
     """Distributions `(rows, new_tokens, vocab)` for the last `new_tokens` tokens of each sequence, in one pass.
 
-    `new_tokens` may differ between sequences; beyond the fewer ones the last distribution is
-    repeated. `vocab` is the number of the target's tokens, if a draft model has another.
+    If `new_tokens` differ, the last distribution is repeated. `vocab` is the number of the target's
+    tokens, if a draft model has another.
     """
     lengths = [len(sequence) for sequence in sequences]
     counts = [new_tokens] * len(lengths) if isinstance(new_tokens, int) else list(new_tokens)
@@ -398,7 +374,7 @@ def distributions_along(
     require_context(source, longest - 1, 0)
     # Padding follows the sequence, where causal attention does not see it. The last token needs no
     # forward pass.
-    padded = _rows([one[:-1] for one in sequences], source.device)[0]
+    padded = side_by_side([one[:-1] for one in sequences], source.device)[0]
     begins = [length - 1 - count for length, count in zip(lengths, counts, strict=True)]
     first, token_map = min(begins), TokenMap(source, vocab)
     output = source(input_ids=token_map.inputs(padded), use_cache=False, logits_to_keep=longest - 1 - first)

@@ -1,8 +1,7 @@
 """Key-value caches: the cache of the decoding loop, a model together with it, and `crop` for caches of transformers.
 
-In the loop's cache every row writes at its own slots, and a mask hides the slots beyond its length.
-So removing rejected tokens is bookkeeping (`specnb.step.State.append`): they lie beyond the row's
-length until they are overwritten.
+In the loop's cache every row writes at its own slots, and a mask hides the slots beyond its length,
+where rejected tokens lie until they are overwritten.
 """
 
 from __future__ import annotations
@@ -106,11 +105,8 @@ class RaggedCache(Cache):
             self.overflowed = torch.zeros_like(slots, dtype=torch.bool)
 
     def least(self, slots: Tensor, visible: Tensor | None = None, bound: LengthBound | None = None) -> int:
-        """Slots to read for tokens that see up to their `slots`, or the `visible` ones.
-
-        On a GPU the host would have to wait for these, so it reads those that the `bound` of the rows'
-        lengths asks for, by default all.
-        """
+        """Slots to read for tokens that see up to their `slots`, or the `visible` ones; on a GPU, where the host would
+        have to wait for these, what the `bound` says, by default all."""
         if not self.shortens or torch.compiler.is_compiling():
             return self.capacity
         if slots.device.type != "cpu":
@@ -132,7 +128,7 @@ class RaggedCache(Cache):
 
 
 def readable(capacity: int) -> tuple[int, ...]:
-    """Numbers of slots that a pass on a GPU may read: few, because a graph is captured for each."""
+    """Numbers of slots that a pass on a GPU may read; a graph is captured for each."""
     shares = {max(LEAST_SLOTS, -(-capacity // (share * SEEN_MULTIPLE)) * SEEN_MULTIPLE) for share in (4, 2)}
     return (*sorted(size for size in shares if size < capacity), capacity)
 
@@ -183,13 +179,13 @@ class CachedModel:
     """A model with the cache of one batch, of `capacity` slots a row.
 
     A token does not see slots above its own, so a row is cropped by running its next tokens at
-    lower slots. A `token_map` serves a draft model with another vocabulary.
+    lower slots.
     """
 
     def __init__(self, model: PreTrainedModel, capacity: int) -> None:
         self.model = model
         self.capacity = capacity
-        self.token_map: TokenMap | None = None
+        self.token_map = TokenMap(model)
         self.config = decoder_config(model)
         self.cache = RaggedCache(self.config.num_hidden_layers, capacity)
         self.cache_argument = cache_argument(model)
@@ -232,7 +228,7 @@ class CachedModel:
             mask = self.windowed(mask, positions, rows)
         more: dict[str, Any] = {"output_hidden_states": True} if self.hidden_layers else {}
         output = self.model(
-            input_ids=self.own_tokens(tokens),
+            input_ids=self.token_map.inputs(tokens),
             # Draft tokens beyond the model's limit are never emitted; they only need a valid index.
             position_ids=positions.clamp_max(self.last_position),
             attention_mask=mask,
@@ -244,18 +240,11 @@ class CachedModel:
         if self.hidden_states is not None:
             states = [output.hidden_states[layer] for layer in self.hidden_layers]
             self.hidden_states[self.cache.index] = torch.cat(states, dim=-1)
-        logits = self.target_logits(output)
+        logits = self.token_map.logits(output.logits)
         if self.cache.keep_finite:
             # A token reads its own keys and values, so the model alone has NaN after it.
             logits = logits.masked_fill(self.cache.overflowed[:, -keep:, None], torch.nan)
         return logits
-
-    def own_tokens(self, tokens: Tensor) -> Tensor:
-        return tokens if self.token_map is None else self.token_map.inputs(tokens)
-
-    def target_logits(self, output: Any) -> Tensor:
-        logits: Tensor = output.logits
-        return logits if self.token_map is None else self.token_map.logits(logits)
 
     def fill(self, tokens: Tensor, lengths: Tensor, rows: Tensor | None = None) -> None:
         longest = int(lengths.max())
@@ -345,7 +334,7 @@ def crop(
         part is cropped; a tuple of per-layer tensors `(batch, heads, length, head_dim)`; or None.
     tokens
         Number of tokens to remove, or one for each row. If rows differ, their tokens move to the
-        right, and the entries before the first token of a row have to be masked like left padding.
+        right; mask what is before them like left padding.
 
     Raises
     ------
@@ -391,14 +380,9 @@ def crop(
 
 def _length(cache: DynamicCache | TupleCache) -> int:
     if isinstance(cache, tuple):
-        if not cache or not all(
-            isinstance(layer, tuple) and len(layer) in (2, 4) and all(isinstance(part, Tensor) for part in layer[:2])
-            for layer in cache
-        ):
-            raise TypeError("a tuple cache holds a tuple of 2 tensors (4 with an encoder) per layer; this one does not")
-        lengths = {tensor.shape[-2] for layer in cache for tensor in layer[:2]}
-        if len(lengths) > 1:
-            raise TypeError(f"the tensors of this tuple cache differ in length, axis -2: {sorted(lengths)}")
+        lengths = {tensor.shape[-2] for keys, values, *_ in cache for tensor in (keys, values)}
+        if len(lengths) != 1:
+            raise TypeError(f"the tensors of a tuple cache must be of one length, axis -2: {sorted(lengths)}")
         return int(lengths.pop())
     reason = why_not_croppable(cache)
     if reason:

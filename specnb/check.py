@@ -2,9 +2,8 @@
 
 A model may compute a mask from the length of the cache, count positions differently, or change
 beyond some length, without an error. `Check` compares a few tokens before the first step, and then
-what was generated; `Comparison` says what of a call is compared. Rounding is measured: a pass of the
-model in pieces rounds at many places, and a mean over n places is compared with the distribution of
-such means. A draft model needs no check, because the rule makes any q exact.
+what was generated; `Comparison` says what of a call is compared. A draft model needs no check,
+because the rule makes any q exact.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ class Rounding(NamedTuple):
     def most(self, places: int) -> float:
         """What the mean over `places` exceeds with probability `FALSE_ALARM`, if places round alike.
 
-        Total variations at independent places are taken as Gamma variables with this mean and
-        deviation, so their mean is one, too; the loop may round `ROUNDINGS` times as much.
+        Total variations are taken as independent Gamma variables; the loop may round `ROUNDINGS` times
+        as much.
         """
         if not self.deviation > 0:
             return ROUNDINGS * self.mean + ROUNDING
@@ -70,15 +69,14 @@ class Rounding(NamedTuple):
 
 
 class Check:
-    """Compares what a sampler with `gamma` and `sampling` did with forward passes of the user's
-    model; raises `TypeError` if they differ.
+    """Compares what a sampler did with forward passes of the user's model; raises `TypeError` if they differ.
 
     Attributes
     ----------
     rows, longest
         Rows, and tokens of the longest sequence, that were compared; 0 for a new batch.
     outcome
-        Checksum of what the model, and what a step runs, gave for a few tokens when it was compared.
+        Checksum of what the model and a step gave for a few tokens when they were compared.
 
     Notes
     -----
@@ -87,9 +85,9 @@ class Check:
     1. Up to `ROUNDING` it is rounding in every dtype.
     2. In 16 bits it is rounding up to `Rounding.most(n)` of the model's pass in pieces. If it is
        more, or the pieces differ by more than rounding can, a copy of the model in float32 decides:
-       what can be repeated with the copy is compared in float32, and else the loop may be as far
-       from it as the model's own pass is, by the same bound. The copy is made once, if it takes at
-       most half of the free memory; without it a difference up to `rounding(dtype)` is a warning.
+       what can be repeated with it is compared in float32, and else the loop may be as far from it
+       as the model's own pass is, by the same bound. Without memory for the copy a difference up to
+       `rounding(dtype)` is a warning.
     3. In 32 bits a difference up to that bound is a model whose passes depend on what else is in
        them: a warning, if it has one distribution at all.
     """
@@ -118,8 +116,7 @@ class Check:
                 )
 
     def begin(self, batch: Batch) -> None:
-        """Compare the coming call like that of a new batch if the model, or what a step runs, gives
-        other numbers than before."""
+        """Compare the coming call like a new batch's if the model, or a step, gives other numbers than before."""
         with torch.inference_mode():
             own = self.model(input_ids=self.probe, use_cache=False).logits
         outcome = checksum([own, batch.probe(self.probe.cpu())])
@@ -135,7 +132,7 @@ class Check:
         most: int | None = None,
         measured: Rounding | None = None,
     ) -> None:
-        """Compare the logits `(nodes + 1, vocab)` of a step, along up to `LEAVES` paths of `most` draft tokens."""
+        """Compare logits `(nodes + 1, vocab)` along up to `LEAVES` paths of `most` draft tokens."""
         parents = range(-1, len(draft_tokens) - 1) if parents is None else parents
         paths = [[node for node in path if node >= 0] for path in TokenTree(parents).paths.tolist()]
         possible = [path for path in paths if all(draft_tokens[node] >= 0 for node in path)]  # the root's is empty
@@ -149,8 +146,8 @@ class Check:
             )
 
     def completion(self, prompt: Sequence[int], tokens: Sequence[int], log_probs: Tensor) -> Rounding | None:
-        """Compare the log-probability of each token of a completion, before temperature and filters; returns the
-        rounding of distributions along it, if that was measured."""
+        """Compare the log-probability of each token, before temperature and filters; returns the rounding of
+        distributions along the completion, if it was measured."""
         return self._compare([*prompt, *tokens[:-1]], len(prompt), log_probs, tokens, where="in a completion")
 
     def score(self, prompt: Sequence[int], tokens: Sequence[int], total: float) -> None:
@@ -162,8 +159,8 @@ class Check:
         by_copy: Callable[[PreTrainedModel], Tensor] | None = None, measured: Rounding | None = None,
     ) -> Rounding | None:  # fmt: skip
         """Compare distributions `there`, or log-probabilities of `tokens`, after `text` from token
-        number `known` on. If it can be made again `by_copy`, this is compared in float32. Returns the
-        rounding of distributions that was `measured` here or before, on a like text."""
+        number `known` on. What can be made again `by_copy` is compared in float32. Returns the rounding
+        of distributions that was `measured` here or before, on a like text."""
         places, in_16_bits = len(text) - known + 1, torch.finfo(self.model.dtype).bits == 16
         emitted = torch.tensor(tokens, dtype=torch.int64, device=self.model.device)
         # In 16 bits rounding is measured, too, at more places.
@@ -205,8 +202,7 @@ class Check:
         """The rounding of the model's `own` logits after the last tokens of `text`, measured from its
         pass in pieces or from the `exact` model's: at the tokens `emitted`, and of distributions.
 
-        If there are few places, tokens are added at the end. At places of which no token was `emitted`
-        it is sampled, as the emitted ones were.
+        To few places others are added, with sampled tokens.
         """
         limit = context_limit(self.model) or len(text) + PLACES[0]
         added = probe_tokens(self.model, max(min(PLACES[0], limit) - len(text), 0))[0].tolist()
@@ -262,7 +258,7 @@ class Check:
             self.warned = True
 
     def _pass(self, model: PreTrainedModel, text: list[int], kept: int, beside: Sequence[int] = ()) -> Tensor:
-        """Logits `(kept, vocab)` after the last tokens of `text`, in one pass, alone or `beside` another row."""
+        """Logits `(kept, vocab)` after the last tokens of `text`, in one pass."""
         ids = torch.tensor([text, beside] if beside else [text], device=model.device)
         return at_least_float(model(input_ids=ids, use_cache=False, logits_to_keep=kept).logits[0, -kept:])
 
@@ -282,10 +278,9 @@ class Check:
 class Comparison:
     """Which prompts of one call are compared, and when.
 
-    In a new batch, in a call with more rows than before, or of a model that gives other numbers: the
-    first step and the completion of the shortest and of the longest prompt, or of two if all are
-    equally long. In every call: the first prompt that takes over a row, and the longest sequence if
-    none as long was compared.
+    In a new batch, with more rows than before, or after a change of the model: the first step and the
+    completion of the shortest and of the longest prompt. In every call: the first prompt that takes
+    over a row, and the longest sequence if none as long was compared.
     """
 
     def __init__(self, check: Check, prompts: Sequence[Sequence[int]], rows: int, max_new_tokens: int) -> None:
@@ -299,8 +294,7 @@ class Comparison:
         self.first_steps: dict[int, Callable[..., None]] = {}
 
     def first_step(self, batch: Batch, prompt_of: Mapping[int, int]) -> None:
-        """Keep the first step of a call, to be compared with the rounding along the completion; row `row` has prompt
-        number `prompt_of[row]`."""
+        """Keep the first step of a call, to be compared with the rounding along the completion."""
         if not self.is_new:
             return
         assert batch.last is not None
@@ -314,7 +308,7 @@ class Comparison:
                 )
 
     def completions(self, completed: Mapping[int, CompletedRow]) -> None:
-        """Compare some of the completions, given by the numbers of their prompts."""
+        """Compare some of the completions."""
         lengths = {prompt: len(self.prompts[prompt]) + len(row.tokens) for prompt, row in completed.items()}
         longest = max(lengths, key=lambda prompt: lengths[prompt])
         for prompt, row in completed.items():
@@ -326,16 +320,15 @@ class Comparison:
         self.longest = max(self.longest, lengths[longest])
 
     def passed(self) -> None:
-        """Remember what was compared; only at the end, because a call that ended in an error may be repeated."""
+        """Remember what was compared; not before the end, because a call that failed may be repeated."""
         self.check.longest, self.check.rows = self.longest, max(self.check.rows, self.rows)
 
 
 def differences(there: Tensor, logits: Tensor, tokens: Tensor | None = None) -> Tensor:
     """Total variations `(places,)` of distributions `there` from those of `logits` `(places, vocab)`.
 
-    With `tokens` `(places,)`, `there` has their log-probabilities, and estimates are returned: half
-    of |1 - alone / there|, at most 1, whose mean is the total variation if tokens were sampled from
-    `there`. If `there` is a sum of log-probabilities, means are compared.
+    With `tokens` `(places,)`, `there` has their log-probabilities, or their sum (means are compared),
+    and half of |1 - alone / there|, at most 1, estimates the total variation.
     """
     if tokens is None or not len(tokens):
         return total_variation(there.to(logits.device), probabilities(logits))

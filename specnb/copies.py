@@ -24,8 +24,7 @@ class PromptLookupDrafter(ChainDrafter):
 
     Notes
     -----
-    Prompt lookup decoding (Saxena). At most `PER_MATCH` tokens are copied for each one that agrees;
-    beyond the end of the sequence the copy begins anew.
+    Prompt lookup decoding (Saxena). At most `PER_MATCH` tokens are copied for each one that agrees.
 
     Examples
     --------
@@ -60,7 +59,7 @@ class PromptLookupDrafter(ChainDrafter):
         return padded(*self.propose(context, tokens), tokens.shape[1]).q  # whatever is sampled, the copy goes on
 
     def matches(self, context: Context) -> tuple[Tensor, Tensor]:
-        """The slot from which each row copies, and how many tokens before it agree; 0 if fewer than `shortest`."""
+        """The slot from which each row copies, and how many tokens before it agree, or 0."""
         slots = context.tokens.shape[1]
         matches = match_lengths(context.tokens, context.lengths, self.longest)
         best = (matches * slots + torch.arange(slots, device=matches.device)).amax(dim=1)

@@ -42,10 +42,6 @@ class Costs:
         """c: a draft pass over one token, in target passes over one token (Definition 3.7)."""
         return ratio_of_medians(self.draft, self.target[:, 0])
 
-    @property
-    def verify_costs(self) -> list[Estimate]:
-        return [ratio_of_medians(column, self.target[:, 0]) for column in self.target.T]
-
     def verify_cost(self, n: ArrayLike) -> Array:
         """v(n): a target pass over n tokens, in passes over one; linear between measured lengths."""
         n = np.asarray(n)
@@ -56,7 +52,7 @@ class Costs:
 
 
 def mid_generation(prompt: int, new_tokens: int, gamma: int) -> tuple[int, int]:
-    """Context and cache slots of a forward pass half-way through a generation, for `measure_costs`."""
+    """Context and cache slots of a forward pass half-way through a generation."""
     return prompt + new_tokens // 2, slots_for(prompt, new_tokens, gamma)
 
 
@@ -73,7 +69,7 @@ def measure_costs(
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
-    """Time forward passes of both models: no sampling and no verification.
+    """Time forward passes of both models.
 
     Parameters
     ----------
@@ -84,7 +80,7 @@ def measure_costs(
     rows
         Rows of the batch; Definition 3.7 is about one.
     compile
-        As in `Sampler`; compiling is not timed.
+        As in `Sampler`.
     """
     meter = CostMeter(pair, context, lengths, slots=slots, rows=rows, compile=compile, seed=seed)
     for _ in tqdm(range(repetitions), desc="timing forward passes", delay=3, leave=False, disable=not progress):
@@ -93,7 +89,7 @@ def measure_costs(
 
 
 class CostMeter:
-    """Times forward passes one round at a time, in turn with other work; its arguments are those of `measure_costs`."""
+    """Times forward passes one round at a time; its arguments are those of `measure_costs`."""
 
     runner_class: type[CachedModel] = CachedModel
 

@@ -1,7 +1,6 @@
 """Next-token distributions: from logits to probabilities, the residual, sampling, and the uniforms of each row.
 
-Functions work on the last axis (the vocabulary) and any leading batch shape, in float32 or better,
-on any device.
+Functions work on the last axis (the vocabulary), in float32 or better.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from jaxtyping import Float, Float64, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.arguments import named_settings, whole
+from specnb.arguments import whole
 
 FLOAT32 = torch.finfo(torch.float32)
 # Mass is counted in whole units: their sums are exact, so the nucleus does not depend on the order
@@ -37,15 +36,14 @@ class Sampling:
     top_k
         Keep the k most probable tokens, and those tied with the k-th.
     top_p
-        Keep the smallest set of most probable tokens whose mass reaches it; among equals the lower
-        token comes first.
+        Keep the smallest set of most probable tokens whose mass reaches it, of equals the lower ones.
     min_p
         Remove tokens less probable than this times the most probable one.
 
     Examples
     --------
-    >>> Sampling(temperature=0.7, top_p=0.9)
-    Sampling(temperature=0.7, top_k=None, top_p=0.9, min_p=0.0)
+    >>> Sampling(top_k=40).temperature
+    1.0
     """
 
     temperature: float = 1.0
@@ -64,11 +62,8 @@ class Sampling:
             raise ValueError(f"min_p is {self.min_p!r}; it must lie in [0, 1], where 0 keeps every token")
 
 
-Sampling.__init__ = named_settings(Sampling.__init__)  # type: ignore[method-assign]  # names of transformers
-
-
 def require_sampling(sampling: Any) -> None:
-    """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be left out."""
+    """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be lost."""
     if type(sampling) is not Sampling:
         raise TypeError(
             f"sampling is of the type {type(sampling).__name__}, and what it has beside the settings of Sampling would "
@@ -90,7 +85,13 @@ def standardise(
     require_sampling(sampling)
     logits = at_least_float(logits)
     if check:
-        _require_finite_maximum(logits)
+        maximum = logits.amax(dim=-1).flatten()  # NaN if the row has one, -inf if no token is possible
+        if not bool(maximum.isfinite().all()):
+            row = int((~maximum.isfinite()).nonzero()[0])
+            raise ValueError(
+                f"logits row {row} has the maximum {float(maximum[row])}: each row needs a finite largest logit and no "
+                "NaN; look for an overflow in the model (its dtype) or a filter that removed everything"
+            )
     if sampling.temperature == 0:
         first = logits.argmax(dim=-1, keepdim=True)  # the lowest index among equals
         return torch.zeros_like(logits).scatter_(-1, first, 1.0).where(logits.gather(-1, first).isfinite(), torch.nan)
@@ -111,16 +112,6 @@ def standardise(
 
 def at_least_float(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
-
-
-def _require_finite_maximum(logits: Float[Tensor, "*batch vocab"]) -> None:
-    maximum = logits.amax(dim=-1)  # NaN if the row has one, -inf if no token is possible
-    if not bool(torch.isfinite(maximum).all()):
-        row = int((~torch.isfinite(maximum)).flatten().nonzero()[0])
-        raise ValueError(
-            f"logits row {row} has the maximum {float(maximum.flatten()[row])}: each row needs a finite largest "
-            "logit and no NaN; look for an overflow in the model (its dtype) or a filter that removed everything"
-        )
 
 
 def standardise_probs(probs: Float[Tensor, "*batch vocab"], sampling: Sampling) -> Float[Tensor, "*batch vocab"]:
@@ -209,8 +200,7 @@ def residual(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"
 def sample(probs: Float[Tensor, "*batch vocab"], uniform: Float[Tensor, "*batch"]) -> Int[Tensor, "*batch"]:
     """The token at which the cumulative sum of `probs` `(..., vocab)` passes `uniform` `(...,)` times their sum.
 
-    Sums are float64. A token of probability zero is never sampled; from NaN the result is the last
-    token.
+    A token of probability zero is never sampled; from NaN the result is the last token.
     """
     cumulative = probs.cumsum(dim=-1, dtype=torch.float64)
     # A float64 below 1 is at most 1 - 2^-53, and that times the total rounds to less than the
@@ -220,7 +210,6 @@ def sample(probs: Float[Tensor, "*batch vocab"], uniform: Float[Tensor, "*batch"
 
 
 PURPOSES = ("draft", "accept", "final")
-LARGEST_SEED = 2**64 - 1  # and number of a row
 
 
 @dataclass(frozen=True)
@@ -233,11 +222,7 @@ class Uniforms:
 
 
 def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
-    """The generator of one row for one of `PURPOSES`, independent of all others.
-
-    It is keyed by (seed, row), both below 2^64, with the purpose in the counter, so a row's tokens do
-    not depend on its batch.
-    """
+    """The generator of one row for one of `PURPOSES`, independent of all others; seed and row are below 2^64."""
     # The purpose is in the counter's highest word, so two streams of a key are 2^192 samples apart.
     counter = np.array([0, 0, 0, PURPOSES.index(purpose)], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=np.array([seed, row], dtype=np.uint64), counter=counter))

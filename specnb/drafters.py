@@ -1,12 +1,12 @@
 """Drafters: the interface, chains and trees from a draft model.
 
 To write one, inherit from `ChainDrafter` and give a next-token distribution, or from `Drafter`;
-`specnb.exactness.judge_drafter` checks it. Others are in `specnb.copies` and `specnb.heads`.
+`specnb.exactness.judge_drafter` checks it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -32,12 +32,9 @@ class Context(NamedTuple):
     Attributes
     ----------
     tokens : (rows, slots)
-        Prompt and completion so far; from `lengths` on anything, even -1.
-    lengths : (rows,)
-        Tokens of each row so far.
+        Prompt and completion so far; from `lengths` `(rows,)` on anything, even -1.
     hidden_states : (rows, slots, width)
-        The target's hidden states at each token but the newest; None unless the drafter names
-        `hidden_layers`.
+        The target's, at each token but the newest, if the drafter names `hidden_layers`.
     bound
         What the host knows of the rows' lengths, for a drafter with a cache on a GPU.
     """
@@ -51,15 +48,6 @@ class Context(NamedTuple):
     def newest(self) -> Tensor:
         return self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
 
-    @property
-    def last_hidden_state(self) -> Tensor:
-        """The hidden state `(rows, width)` from which the newest token was sampled; 0 for a row of one token."""
-        if self.hidden_states is None:
-            raise ValueError("there are no hidden states; set the drafter's hidden_layers, such as (-1,)")
-        at = (self.lengths - 2)[:, None, None]
-        states = self.hidden_states.take_along_dim(at.clamp_min(0), dim=1)
-        return states.where(at >= 0, 0.0)[:, 0]
-
 
 class Proposal(NamedTuple):
     """What a drafter proposes in a step.
@@ -70,8 +58,7 @@ class Proposal(NamedTuple):
         int64; -1 if nothing is proposed.
     q : (rows, gamma, vocab)
         The distribution each token was sampled from, after all processing, in float32 or float64;
-        one-hot for a token chosen without randomness, 0 at -1. No rule notices another q, and the
-        output is then wrong.
+        one-hot for a token chosen without randomness, 0 at -1. With another q the output is wrong.
 
     Examples
     --------
@@ -95,19 +82,18 @@ def no_distribution(proposal: Proposal) -> Tensor:
 class Drafter:
     """The interface of a drafter: set `vocab`, the target's, and write `propose`; other members have defaults.
 
-    What a row gets must depend on that row alone, so that its tokens do not depend on the batch.
+    What a row gets must depend on that row alone.
 
     Attributes
     ----------
     parents
-        For a tree, the parent of each node; (-1, -1) is two drafts of the next token.
+        Of a tree, the parent of each node; (-1, -1) is two drafts of the next token.
     scheme
-        For a tree, how siblings are sampled, if some rules are not exact for that.
+        How siblings are sampled, if some rules are not exact for that.
     hidden_layers
-        The target's hidden states for `Context`, numbered as `output_hidden_states` of
-        transformers.
+        The hidden states for `Context`, numbered as `output_hidden_states` of transformers.
     draft_model
-        The model that drafts, if any; its memory, device and context limit are checked.
+        The model that drafts, if any; its memory and context limit are checked.
     can_refill
         Whether single rows can be restarted.
     gamma
@@ -133,18 +119,17 @@ class Drafter:
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """Propose draft tokens, sampled with `uniforms` `(rows, gamma)`, the only source of randomness.
 
-        A chain may be narrower than gamma, or -1 from some position on; that is exact if it is
-        decided before the tokens in question are sampled. In a tree, q of a node is its
-        distribution given all nodes before it.
+        A chain may be narrower than gamma, or -1 from some position on, if that is decided before the
+        tokens in question are sampled. In a tree, q of a node is its distribution given all nodes
+        before it.
         """
         raise NotImplementedError(f"{type(self).__name__} has no propose(context, uniforms)")
 
     def along(self, context: Context, tokens: Tensor) -> Tensor:
         """The q `(rows, n, vocab)` that `propose` would have used had it sampled `tokens` `(rows, n)`; 0 for none.
 
-        Called in place of `propose`, after `start`. By default `propose` is called n times, with
-        uniforms at which its q has these tokens; after one that a row cannot sample, q is 0. A
-        class that has it in one pass writes this method beside `propose`.
+        Called in place of `propose`. By default `propose` is called n times, with uniforms at which
+        its q has these tokens; after one that a row cannot sample, q is 0.
         """
         if self.parents is not None:
             raise TypeError(f"{type(self).__name__} proposes a tree, and `along` follows one path; give a chain")
@@ -174,12 +159,12 @@ class Drafter:
         return gamma if self.draft_model is not None or self.hidden_layers else 0
 
     def update(self, context: Context, outcome: Outcome) -> None:
-        """Learn which tokens were accepted, `outcome.accepted` `(rows,)` or `outcome.path`, at the end of a step."""
+        """Learn at the end of a step which tokens were accepted."""
         return
 
 
 def _middle(q: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-    """The middle `(rows,)` of the uniforms at which `sample` returns `token`, and the probability of the token."""
+    """The middle `(rows,)` of the uniforms at which `sample` returns `token`, and its probability."""
     chance = q.gather(-1, token[:, None])[:, 0].double()
     cumulative = q.cumsum(dim=-1, dtype=torch.float64)
     return (cumulative.gather(-1, token[:, None])[:, 0] - chance / 2) / cumulative[:, -1].clamp_min(1e-9), chance
@@ -203,8 +188,6 @@ class SequentialDrafter(Drafter):
 class ChainDrafter(SequentialDrafter):
     """A drafter that samples each draft token from `distribution`.
 
-    On a CPU drafting ends when all rows have stopped; on a GPU the host would have to wait to know.
-
     Examples
     --------
     >>> class TableDrafter(ChainDrafter):
@@ -218,7 +201,7 @@ class ChainDrafter(SequentialDrafter):
     """
 
     def distribution(self, context: Context, position: int) -> Tensor:
-        """The distribution `(rows, vocab)` of the next token; 0 in rows that shall propose nothing more in this step.
+        """The distribution `(rows, vocab)` of the next token; 0 in rows that propose nothing more in this step.
 
         `context` has the first `position` draft tokens of the step, and the hidden states from
         before it.
@@ -257,13 +240,17 @@ def padded(draft_tokens: Tensor, q: Tensor, gamma: int) -> Proposal:
     return Proposal(pad(draft_tokens, (0, missing), value=-1), pad(q, (0, 0, 0, missing)))
 
 
-def require_own_batch(drafter: Any, sizes: tuple[Any, ...]) -> None:
-    """Raise `ValueError` if a graph may hold the cache of `drafter`, and other `sizes` are needed."""
+def needs_cache(drafter: Any, sizes: tuple[Any, ...]) -> bool:
+    """Whether an earlier batch left no cache of these `sizes`; `ValueError` if a graph may hold another."""
+    if drafter.allocated == sizes:
+        return False
     if drafter.allocated and drafter.capturable:
         raise ValueError(
             f"a graph may hold the cache of this capturable drafter, of {drafter.allocated[:2]} rows and slots; make "
             f"another drafter for {sizes[:2]}"
         )
+    drafter.allocated = sizes
+    return True
 
 
 class ModelDrafter(ChainDrafter):
@@ -271,13 +258,8 @@ class ModelDrafter(ChainDrafter):
 
     Parameters
     ----------
-    model
-        A model of transformers; the drafter runs a private copy.
-    sampling
-        Temperature, top-k, top-p and min-p of the draft.
-    vocab, tokens
-        Number of the target's tokens, and the target's token of each logit, if they differ from the
-        model's (`specnb.support.TokenMap`). EAGLE-3's d2t gives `torch.arange(len(d2t)) + d2t`.
+    vocab
+        Number of the target's tokens, if it is not the model's (`specnb.support.TokenMap`).
     compile
         As in `specnb.fast.PrivateModel`.
     capturable
@@ -285,12 +267,10 @@ class ModelDrafter(ChainDrafter):
 
     Examples
     --------
-    >>> from specnb import load_pair
-    >>> drafter = ModelDrafter(load_pair().draft, Sampling(temperature=0))
-    >>> context = Context(tokens=torch.tensor([[1, 2, 0, 0, 0, 0]]), lengths=torch.tensor([2]))
-    >>> drafter.start(context)
-    >>> drafter.propose(context, torch.rand(1, 3)).draft_tokens.shape
-    torch.Size([1, 3])
+    >>> from specnb import generate, load_pair
+    >>> pair = load_pair()
+    >>> len(generate(pair.target, [[1, 2]], ModelDrafter(pair.draft, Sampling(0.5)), max_new_tokens=4).tokens[0])
+    4
     """
 
     runner: CachedModel
@@ -302,7 +282,6 @@ class ModelDrafter(ChainDrafter):
         sampling: Sampling = Sampling(),
         *,
         vocab: int | None = None,
-        tokens: Sequence[int] | Tensor | None = None,
         compile: Compile = False,
         capturable: bool = False,
     ) -> None:
@@ -312,7 +291,7 @@ class ModelDrafter(ChainDrafter):
         if self.private.compiled is not None:
             self.private.compiled.widths = frozenset({1, NEWEST})
         self.sampling = sampling
-        self.token_map = TokenMap(model, vocab, tokens)
+        self.token_map = TokenMap(model, vocab)
         self.vocab = self.token_map.vocab
         self.capturable = capturable
         self.allocated: tuple[Any, ...] = ()
@@ -320,20 +299,13 @@ class ModelDrafter(ChainDrafter):
     def require_model(self, model: PreTrainedModel) -> None:
         require_supported(model)
 
-    def allocate(self, slots: int) -> None:
-        self.runner = self.runner_class(self.private.modules, slots)
-        self.runner.token_map = self.token_map
-
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         tokens, lengths = context.tokens, context.lengths
         if rows is None:
             self.private.require_unchanged()
-            sizes = (*tokens.shape, self.model.dtype, self.model.device)
-            # The cache is kept for later batches: a graph may hold it.
-            if self.allocated != sizes:
-                require_own_batch(self, sizes)
-                self.allocated = sizes
-                self.allocate(tokens.shape[1])
+            if needs_cache(self, (*tokens.shape, self.model.dtype, self.model.device)):
+                self.runner = self.runner_class(self.private.modules, tokens.shape[1])
+                self.runner.token_map = self.token_map
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
 
@@ -373,10 +345,7 @@ class ModelDrafter(ChainDrafter):
 
 
 def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
-    """Raise `ValueError` if `rule` is not exact for a tree whose siblings are sampled by `scheme`.
-
-    A tree without siblings is a chain for every scheme.
-    """
+    """Raise `ValueError` if `rule` is not exact for a tree whose siblings are sampled by `scheme`."""
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
         known = " or ".join(each.__name__ for each in suitable) or "none"
@@ -389,9 +358,8 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
 class TreeDrafter(ModelDrafter):
     """A tree of the shape `parents`, sampled from a draft model, one forward pass for each level.
 
-    `scheme` says how siblings are sampled (`specnb.trees`); `top_children` ignores `sampling`, and
-    at temperature 0 the others propose a single token. The other arguments are those of
-    `ModelDrafter`.
+    `scheme` says how siblings are sampled (`specnb.trees`); `top_children` ignores `sampling`, and at
+    temperature 0 the others propose a single token.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Exact enumeration: the joint distribution that a rule gives to everything a step emits, without sampling.
+"""Exact enumeration: the joint distribution that a rule gives to everything a step emits.
 
-Probabilities of a plan are multiplied out in float64 over every tree of draft tokens. Drafters are
-asked in every cell of uniforms in which their answer is constant.
+Plans are multiplied out in float64 over every tree of draft tokens. Drafters are asked in every cell
+of uniforms in which their answer is constant.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ def joint_distribution(probs: Conditional, length: int) -> Float64[Tensor, ...]:
 def completed(emitted: Emissions, p: Conditional, length: int) -> Float64[Tensor, ...]:
     """The joint distribution `(vocab,) * length` if the target continues what a step emitted.
 
-    A step is exact if and only if this equals `joint_distribution(p, length)` for length = gamma +
-    1, or the depth of the tree + 1.
+    A step of gamma draft tokens is exact if and only if this is `joint_distribution(p, gamma + 1)`.
     """
     joint = torch.zeros((len(p(())),) * length, dtype=torch.float64)
     for tokens, probability in emitted.items():

@@ -1,19 +1,17 @@
 """A model as a sampler runs it: a private tree of modules that shares the weights of the user's model.
 
-The tree can be faster than the model: by grouped-query attention without copies of keys and values,
-by packed weights of linear layers (`pack`), and by layers compiled as functions of their weights, so
-that none can be stale (`CompiledLayers`). `Captured` records a function as a CUDA graph.
+It can be faster than the model: by grouped-query attention without copies of keys and values, by
+packed weights (`pack`), and by `CompiledLayers`. `Captured` records a function as a CUDA graph.
 
-Nowhere else does specnb rest on parts that torch may change without notice, which bound its version in
+Here alone specnb rests on parts that torch may change without notice, which bound its version in
 pyproject.toml: `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise` (packed weights),
-`torch._dynamo.mark_dynamic`, `torch._inductor.cpp_builder` and `.runtime.cache_dir_utils` (compiled
-layers), and a module's `_parameters`, `_buffers` and hooks (private copies).
+`torch._dynamo.mark_dynamic` (compiled layers), and a module's `_parameters`, `_buffers` and hooks
+(private copies).
 """
 
 from __future__ import annotations
 
 import copy
-import sysconfig
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,10 +48,8 @@ LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to
 def grouped_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any
 ) -> tuple[Tensor, None]:
-    """Attention in which the heads that share keys are rows of one product, if the mask is plain.
-
-    The usual one repeats the keys and values of all slots for each head, unless there is no mask.
-    """
+    """Attention in which the heads that share keys are rows of one product, if the mask is plain; the usual one repeats
+    keys and values for each head."""
     (batch, heads, n, _), shared = query.shape, key.shape[1]
     plain = not more.get("dropout") and all(more.get(name) is None for name in ("position_bias", "softcap", "cache"))
     if shared == heads or not plain or attention_mask is None or attention_mask.shape[1] != 1:
@@ -74,16 +70,9 @@ class PrivateModel:
 
     Parameters
     ----------
-    model
-        A model of transformers; it is never changed.
     compile
         False leaves the modules as they are, "auto" packs weights on a CPU, and True compiles layers,
         too.
-
-    Notes
-    -----
-    Changes of weights in place are seen at once if nothing was copied; `require_unchanged` compares
-    packed copies byte by byte. Other changes of the model are not seen.
     """
 
     def __init__(self, model: PreTrainedModel, compile: Compile = False) -> None:
@@ -122,13 +111,7 @@ def shared_copy(model: Module) -> Module:
             memo[id(tensor)] = tensor
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             memo[id(hook)] = hook
-    try:
-        return copy.deepcopy(model, memo)
-    except (TypeError, RuntimeError, NotImplementedError) as error:
-        raise TypeError(
-            f"{type(model).__name__} cannot be copied ({error}), and a sampler runs a copy of its modules that shares "
-            "the weights: take the attribute that cannot be copied, such as a lock or an open file, off the model"
-        ) from error
+    return copy.deepcopy(model, memo)
 
 
 def without_hooks(layer: nn.Module) -> nn.Module:
@@ -140,7 +123,7 @@ def without_hooks(layer: nn.Module) -> nn.Module:
 
 
 def has_code_of_its_own(model: nn.Module) -> bool:
-    """Whether a part has a hook or a `forward` of the user's, which may read numbers that change later."""
+    """Whether a part has a hook or a `forward` of the user's, which may read what changes later."""
     for part in model.modules():
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
         # transformers adds hooks that record states.
@@ -202,10 +185,8 @@ def _(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def pack(model: nn.Module) -> list[PackedLinear]:
     """Replace the linear layers that are faster on this CPU with packed weights; return the new ones.
 
-    Layers are timed with the model's weights, because what is faster differs between processors,
-    dtypes and shapes: with the usual product a pass over five tokens can take three times as long as
-    over one. Nothing changes off the CPU, in dtypes other than float32 and bfloat16, and if memory is
-    short.
+    Layers are timed, because what is faster differs between processors. Nothing changes off the CPU,
+    in dtypes other than float32 and bfloat16, and if memory is short.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and _can_pack(layer)}
     if sum(layer.weight.nbytes for layer in layers.values()) > psutil.virtual_memory().available / 2:
@@ -268,9 +249,9 @@ class OneLayer:
 class CompiledLayers:
     """The decoder layers of a model, compiled once for each kind of layer and shape of a pass.
 
-    Passes over `widths` tokens run compiled, others eagerly. Layers are of one kind if their parts,
-    attributes and hooks are equal, and if one computes the same to the last bit with the weights of
-    the other. Layers whose parts have hooks or a `forward` of their own run eagerly.
+    Passes over `widths` tokens run compiled, others eagerly, and so do layers whose parts have hooks or
+    a `forward` of their own. Layers are of one kind if their parts, attributes and hooks are equal, and
+    if one computes the same to the last bit with the weights of the other.
     """
 
     def __init__(self, layers: Sequence[nn.Module], kinds: list[int]) -> None:
@@ -379,7 +360,6 @@ def _plain(value: Any) -> Any:
 
 def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` compiled at its first call; later calls check only sizes marked as dynamic."""
-    require_compiler()
 
     def own(*given: Any) -> Any:
         return function(*given)
@@ -389,27 +369,11 @@ def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
-def require_compiler() -> None:
-    """Raise `RuntimeError` without a C++ compiler, or with a space in its paths."""
-    from torch._inductor.cpp_builder import get_cpp_compiler  # slow to import
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    try:
-        get_cpp_compiler()
-    except Exception as error:
-        raise RuntimeError("compile=True needs a C++ compiler: install g++, or leave compile=False") from error
-    for path in (cache_dir(), torch.__file__, sysconfig.get_path("include")):
-        if " " in path:  # torch cuts its command there
-            remedy = "move the environment, or set TORCHINDUCTOR_CACHE_DIR if it is that, or leave compile=False"
-            raise RuntimeError(f"compile=True fails because of the space in {path}: {remedy}")
-
-
 class Captured:
     """A function of CUDA tensors, captured as a graph at its first call and replayed at later ones.
 
     The first call executes it several times, so what it changes in place must allow that. Later
-    calls return the same tensors. A function that also depends on a number of the host, its
-    `version`, has a graph for each.
+    calls return the same tensors. There is a graph for each `version`, a number of the host.
     """
 
     def __init__(self, function: Callable[..., Any], version: Callable[[], int] = lambda: 0) -> None:

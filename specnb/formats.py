@@ -50,7 +50,7 @@ def format_of(folder: Path, names: Collection[str]) -> str | None:
 
 
 def require_no_draft(name: str | Path, folder: Path) -> None:
-    """Raise `ValueError` for the folder of a draft, which gives no distributions by itself."""
+    """Raise `ValueError` for the folder of a draft."""
     found = format_of(folder, _names(folder))
     if found in READ:
         raise ValueError(f"{str(name)!r} is no model but {found}: give it to load_drafter(target, {str(name)!r})")
@@ -74,11 +74,6 @@ def _names(folder: Path) -> set[str]:
     for file in sorted(folder.glob("*.safetensors")):
         with opened(file) as tensors:
             names.update(tensors.keys())
-    if not names and (folder / "pytorch_model.bin").is_file():
-        try:
-            names.update(torch.load(folder / "pytorch_model.bin", map_location="meta", weights_only=True))
-        except NO_TENSORS:  # transformers says what a model needs instead
-            return names
     return names
 
 

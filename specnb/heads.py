@@ -1,9 +1,8 @@
 """Drafters with a head, a small network that turns the target's hidden states and the newest token
 into the next distributions.
 
-`AttentionDrafter` drafts with a head that attends to the tokens so far: `Eagle3Head`,
-`NextTokenHead` and `NextTokenLayers`, in the formats in which they are released
-(`specnb.released`). `FallbackDrafter` copies if it can.
+The heads are those that are released (`specnb.released`): `Eagle3Head`, `NextTokenHead` and
+`NextTokenLayers`.
 """
 
 from __future__ import annotations
@@ -22,13 +21,10 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMS
 
 from specnb.cache import LengthBound, RaggedCache, additive_mask
 from specnb.distributions import Sampling, standardise
-from specnb.drafters import Context, Drafter, Proposal, SequentialDrafter, padded, require_own_batch
+from specnb.drafters import Context, Drafter, Proposal, SequentialDrafter, needs_cache, padded
 from specnb.fast import GROUPED, Compile, pack, shared_copy
 from specnb.rules import Outcome
 from specnb.support import require_supported, vocabulary
-
-WEIGHTS = "model.safetensors"
-
 
 # Layers, norms and rotary embeddings of which released heads are made, by their `model_type`
 PARTS: dict[str, tuple[Any, Any, Any]] = {
@@ -38,7 +34,7 @@ PARTS: dict[str, tuple[Any, Any, Any]] = {
 
 
 def pair_mask(slots: Tensor, seen: int, dtype: torch.dtype, window: int | None = None) -> Tensor:
-    """The mask by which a token sees the tokens up to its own, but the first one, which has no state before it."""
+    """The mask by which a token sees those up to its own but the first, which has no state before it."""
     at = torch.arange(seen, device=slots.device)
     visible = (at <= slots[..., None]) & ((at > 0) | (slots[..., None] == 0))
     if window is not None:
@@ -61,7 +57,7 @@ class ReleasedHead(nn.Module):
 
 
 class LayeredHead(ReleasedHead):
-    """What `Eagle3Head` and `NextTokenHead` share: parts of the model that `config` describes, a mask and positions."""
+    """What `Eagle3Head` and `NextTokenHead` share: parts of the model that `config` describes."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         super().__init__()
@@ -92,7 +88,7 @@ class Eagle3Head(LayeredHead):
     config
         A `LlamaConfig` or `Qwen3Config` of the head's layers, usually one.
     hidden_layers
-        The target's hidden states to read, numbered as `output_hidden_states` of transformers.
+        The target's hidden states to read, as in `Drafter`.
     draft_vocab
         Number of tokens that can be drafted, set by `choose`; None for all.
     target_width
@@ -173,7 +169,7 @@ class Eagle3Head(LayeredHead):
 
 
 class NextTokenHead(LayeredHead):
-    """A next-token layer with the names of `speculators` for its tensors; embeddings and output head are the target's.
+    """A next-token layer with the names of `speculators`; embeddings and output head are the target's.
 
     It reads the target's last hidden state, after the last norm, and later its own.
     """
@@ -193,7 +189,7 @@ class NextTokenHead(LayeredHead):
 
 
 class NextTokenLayers(ReleasedHead):
-    """The next-token layers of a target's own checkpoint as transformers loads them, with the drafter's cache and mask.
+    """The next-token layers of a target's checkpoint, as transformers loads them.
 
     Each layer reads the states of the one before it, and predicts one token further.
     """
@@ -228,22 +224,23 @@ class NextTokenLayers(ReleasedHead):
         return loaded.shared_post_norm(state) if loaded.use_shared_post_norm else state
 
 
-class HeadDrafter(SequentialDrafter):
-    """A drafter with a head that was trained on the hidden states of `target`.
+class AttentionDrafter(SequentialDrafter):
+    """Draft tokens sampled one after the other from a head that attends to the tokens so far.
 
-    Between two calls of `start` gamma stays the same. `most` limits the draft tokens of a step. On a
-    CPU weights are packed unless `compile` is False; layers of a head are not compiled.
+    A step first computes the tokens since the last step anew, with the target's states. `chained`
+    layers draft a token each, and the last one all others. `most` limits the draft tokens of a step.
+    On a CPU weights are packed unless `compile` is False.
     """
 
-    hidden_layers: tuple[int, ...] = (-1,)
-    capturable = True
+    cache: RaggedCache
+    bound: LengthBound | None = None
 
     def __init__(
-        self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: Compile = False,
-        most: int | None = None,
+        self, target: PreTrainedModel, head: Any, sampling: Sampling = Sampling(), *, compile: Compile = False,
+        capturable: bool = False, most: int | None = None,
     ) -> None:  # fmt: skip
         require_supported(target)
-        self.head: Any = shared_copy(head)
+        self.head = shared_copy(head)
         self.sampling, self.most = sampling, most
         self.vocab = vocabulary(target)
         self.proposed: Tensor | None = getattr(head, "proposed", None)
@@ -251,58 +248,6 @@ class HeadDrafter(SequentialDrafter):
             pack(self.head)
         self.embedding: Any = getattr(self.head, "embed_tokens", None) or target.get_input_embeddings()
         self.output: Any = getattr(self.head, "lm_head", None) or target.get_output_embeddings()
-
-    @torch.no_grad()
-    def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
-        # The last step may have accepted tokens of another drafter, as many as were asked for.
-        state = self.first_state(context, width)
-        draft_tokens: list[Tensor] = []
-        distributions: list[Tensor] = []
-        for position in range(width if self.most is None else min(width, self.most)):
-            if position:
-                state = self.next_state(state, draft_tokens[-1], context.lengths + position - 1)
-            distributions.append(self.q(self.head.features(state)))
-            draft_tokens.append(choose(position, distributions[-1]))
-        return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
-
-    def fewest(self, gamma: int) -> int:
-        return gamma if self.most is None else min(self.most, gamma)
-
-    @property
-    def may_be_left_out(self) -> bool:
-        """Whether a step may do without the head, which then reads later what it missed."""
-        return False
-
-    def first_state(self, context: Context, drafted: int) -> Tensor:
-        """The state for the first draft token; the last step evaluated at most `drafted` draft tokens."""
-        raise NotImplementedError
-
-    def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def q(self, features: Tensor) -> Tensor:
-        q = standardise(self.output(features), self.sampling, check=False)
-        if self.proposed is None:
-            return q
-        return q.new_zeros(*q.shape[:-1], self.vocab).index_copy_(-1, self.proposed, q)
-
-
-class AttentionDrafter(HeadDrafter):
-    """Draft tokens sampled one after the other from a head that attends to the tokens so far.
-
-    A step first computes the tokens since the last step anew, with the target's states; those of
-    draft tokens came from the head's own. A head of several layers that are `chained` takes the next
-    layer for each draft token, and the last one again if there are more.
-    """
-
-    cache: RaggedCache
-    bound: LengthBound | None = None
-
-    def __init__(
-        self, target: PreTrainedModel, head: nn.Module, sampling: Sampling = Sampling(), *, compile: Compile = False,
-        capturable: bool = False, most: int | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(target, head, sampling, compile=compile, most=most)
         self.hidden_layers, self.capturable = self.head.hidden_layers, capturable
         weight = next(self.head.parameters())
         self.dtype, self.device = weight.dtype, weight.device
@@ -310,16 +255,17 @@ class AttentionDrafter(HeadDrafter):
 
     @property
     def may_be_left_out(self) -> bool:
+        """Whether a step may do without the head."""
         return self.device.type == "cpu" and not self.capturable
+
+    def fewest(self, gamma: int) -> int:
+        return gamma if self.most is None else min(self.most, gamma)
 
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         if rows is None:
-            sizes = (*context.tokens.shape, self.dtype, self.device)
-            # The cache is kept for later batches, because a graph may hold its tensors.
-            if self.allocated != sizes:
-                require_own_batch(self, sizes)
-                self.allocated, self.cache = sizes, RaggedCache(self.head.cached, context.tokens.shape[1])
+            if needs_cache(self, (*context.tokens.shape, self.dtype, self.device)):
+                self.cache = RaggedCache(self.head.cached, context.tokens.shape[1])
             self.cache.clear()
             self.entered = context.lengths.clone()
         else:
@@ -335,7 +281,21 @@ class AttentionDrafter(HeadDrafter):
             tokens = context.tokens.gather(1, (slots + layer).clamp_max(context.tokens.shape[1] - 1))
             window = self._read(window, tokens, slots, rows, layer)
 
+    @torch.no_grad()
+    def in_turn(self, context: Context, width: int, choose: Callable[[int, Tensor], Tensor]) -> Proposal:
+        # The last step may have accepted tokens of another drafter, as many as were asked for.
+        state = self.first_state(context, width)
+        draft_tokens: list[Tensor] = []
+        distributions: list[Tensor] = []
+        for position in range(width if self.most is None else min(width, self.most)):
+            if position:
+                state = self.next_state(state, draft_tokens[-1], context.lengths + position - 1)
+            distributions.append(self.q(self.head.features(state)))
+            draft_tokens.append(choose(position, distributions[-1]))
+        return Proposal(torch.stack(draft_tokens, dim=1), torch.stack(distributions, dim=1))
+
     def first_state(self, context: Context, drafted: int) -> Tensor:
+        """The state for the first draft token; the last step evaluated at most `drafted` draft tokens."""
         # Tokens that came since the last call are to be computed with the target's states, and a chained layer read
         # tokens of its own for those before them. A CPU knows how many they are; else there may be `drafted` + 1. In a
         # row of fewer tokens the first one is computed several times.
@@ -359,6 +319,12 @@ class AttentionDrafter(HeadDrafter):
         self.window = self._read(self.window, tokens, self.slots, layer=self.depth)
         return self.window[:, -1]
 
+    def q(self, features: Tensor) -> Tensor:
+        q = standardise(self.output(features), self.sampling, check=False)
+        if self.proposed is None:
+            return q
+        return q.new_zeros(*q.shape[:-1], self.vocab).index_copy_(-1, self.proposed, q)
+
     def _enter(self, context: Context, slots: Tensor, rows: Tensor | None = None) -> Tensor:
         """The head's states of the tokens in `slots` `(rows, n)`, from the target's states."""
         states: Any = context.hidden_states
@@ -375,11 +341,10 @@ class AttentionDrafter(HeadDrafter):
 class FallbackDrafter(Drafter):
     """Rows with a match copy for the whole step, as `copy` does; the other rows draft with `head`.
 
-    The sequence alone decides, before anything is sampled, so q is exact. On a CPU the head is left
-    out of a step in which all rows copy, and catches up later.
+    The sequence alone decides, so q is exact. On a CPU the head is left out if all rows copy.
     """
 
-    def __init__(self, copy: Drafter, head: HeadDrafter, gamma: int = 10) -> None:
+    def __init__(self, copy: Drafter, head: AttentionDrafter, gamma: int = 10) -> None:
         self.copy, self.head, self.gamma = copy, head, gamma
         self.vocab, self.hidden_layers = head.vocab, head.hidden_layers
         self.can_refill = copy.can_refill

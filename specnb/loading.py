@@ -1,8 +1,7 @@
 """Load a model or a pair of models of transformers, from safetensors and without executing a checkpoint's code.
 
 transformers computes norms and rotary angles of a float64 Llama model in float32, which changes
-logits by 1e-6 on another processor. Here they are computed in float64, so every processor generates
-the same sequences.
+logits by 1e-6 on another processor. Here they are computed in float64.
 """
 
 from __future__ import annotations
@@ -94,9 +93,7 @@ def load_pair(
     """
     if draft is None:
         if Path(target) != TRAINED_PAIR / "target":
-            raise TypeError(
-                f"there is no draft for {str(target)!r}; give one, or load_model(target) alone to draft without a model"
-            )
+            raise TypeError(f"there is no draft for {str(target)!r}; give one, or load_model(target) alone")
         draft = TRAINED_PAIR / "draft"
     folders = [folder_of(target), folder_of(draft)]
     tokenizers = [_tokenizer(folder) for folder in folders]
@@ -104,8 +101,7 @@ def load_pair(
     if differing:
         raise ValueError(
             f"the tokenizers of {str(target)!r} and {str(draft)!r} differ in {len(differing):,} tokens, such as "
-            f"{min(differing)!r}; choose a draft of the target's own family, or load both with load_model and give "
-            "ModelDrafter(draft, ..., vocab=..., tokens=...)"
+            f"{min(differing)!r}; choose a draft of the target's own family"
         )
     return Pair(load_model(folders[0], device, dtype), load_model(folders[1], device, dtype), tokenizers[0])
 
@@ -170,14 +166,14 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     OSError
         If there is no such folder or model, or a file of weights is cut off.
     ValueError
-        For a dtype or device that is not there; for a draft, which gives no distributions by itself
-        (`load_drafter`); if a tensor of the model is missing in the file, the file has one that the
-        model does not know, or a number in the weights is not finite; for a configuration that names
-        attention or experts of another package.
+        For a dtype or device that is not there; for a draft, which `load_drafter` takes; for tensors that
+        are missing, unknown or not finite; for a configuration that names attention or experts of another
+        package.
 
     Examples
     --------
-    >>> load_model("gpt2", dtype=torch.float64)  # doctest: +SKIP
+    >>> load_model(TRAINED_PAIR / "draft").num_parameters()
+    786816
     """
     _require_dtype(dtype)
     _require_device(device)

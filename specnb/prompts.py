@@ -23,8 +23,8 @@ def token_lists(prompts: Any, model: Any = None, tokenizer: Any = None) -> list[
         One or several: lists, arrays or tensors of tokens, what a tokenizer returns, or, with a
         `tokenizer`, texts.
     model
-        The model that will read them. `TypeError` for what a processor returns beside tokens and mask;
-        `ValueError` for tokens that pad by `model` or `tokenizer`, if there is no attention_mask.
+        The model that will read them, for what is refused: what a processor returns beside tokens and
+        mask (`TypeError`), and padding without an attention_mask (`ValueError`).
 
     Examples
     --------
@@ -48,7 +48,7 @@ def token_lists(prompts: Any, model: Any = None, tokenizer: Any = None) -> list[
 
 
 def _require_read(prompts: Mapping[str, Any], model: Any) -> None:
-    """Raise `TypeError` for entries that would be left out, such as an image, and that may change the distributions."""
+    """Raise `TypeError` for entries that would be left out, such as an image."""
     more = {name for name, value in prompts.items() if value is not None} - set(READ)
     if model is not None and "token_type_ids" not in inspect.signature(model.forward).parameters:
         more -= {"token_type_ids"}  # which many tokenizers return, and few models take
@@ -84,8 +84,7 @@ def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:
 def _require_no_padding(lists: list[list[int]], model: Any, tokenizer: Any, one_tensor: bool) -> None:
     """Raise `ValueError` for a prompt that begins or ends with a padding token.
 
-    Many tokenizers pad with a token that also begins or ends a text. One of these at an end is text, unless it
-    is there in some rows only of `one_tensor`.
+    One that also begins or ends texts is text, unless it is there twice, or in some rows only of `one_tensor`.
     """
     known = [] if model is None else [model.config.get_text_config(), model.generation_config, tokenizer]
 

@@ -1,5 +1,4 @@
-"""The record of a generation: what each row and step drafted, accepted and emitted. Analysis reads it;
-the loop prints nothing."""
+"""The record of a generation: what each row and step drafted, accepted and emitted."""
 
 from __future__ import annotations
 
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specnb.arguments import shown
+from specnb.trees import chain, node_depths
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class StepRecord:
         Accepted draft tokens, the final token, and tokens emitted: accepted + 1, or fewer if the
         sequence ended.
     beta : (batch, steps, gamma)
-        Overlap of p and q at each draft token, its acceptance probability; in a tree for first
+        Overlap of p and q at each draft token; in a tree its acceptance probability for first
         children only.
     seconds
         For each of `PARTS`, the seconds of the batch's steps `(steps,)`, if timed.
@@ -39,12 +39,6 @@ class StepRecord:
     trace : (batch, steps, gamma, 3)
         With `Hooks(trace=True)`, p and q of each draft token and the uniform r that it was tested
         with; NaN if none was proposed.
-
-    Examples
-    --------
-    >>> one = np.ones((1, 2), dtype=np.int64)
-    >>> print(StepRecord(np.array([[[5, 6], [7, 8]]]), one * [2, 0], one * 9, one * [3, 1], np.ones((1, 2, 2))))
-    2.00 tokens per step in 2 steps of 1 rows; 0.50 of 4 draft tokens accepted
     """
 
     draft_tokens: NDArray[np.int64]
@@ -75,7 +69,7 @@ class StepRecord:
 
     @property
     def tested(self) -> NDArray[np.bool_]:
-        """Which draft tokens the rule tested; in a tree the children of each accepted node up to the accepted one."""
+        """Which draft tokens the rule tested."""
         possible = self.active[..., None] & (self.draft_tokens >= 0)
         if self.parents is None:
             return possible & (np.arange(self.gamma) <= self.accepted[..., None])
@@ -94,13 +88,12 @@ class StepRecord:
 
     @property
     def tokens_per_step(self) -> float:
-        """Block efficiency: mean tokens of a step, the final one included, before the end of a
-        sequence cuts any off."""
+        """Block efficiency: mean tokens of a step, the final one included, before an end cuts any off."""
         return float(self.accepted[self.active].mean()) + 1
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted over drafted tokens; NaN if nothing was drafted. Less than alpha: tokens after a rejection count."""
+        """Accepted over drafted tokens; NaN if nothing was drafted. Tokens after a rejection count."""
         drafted = self.drafted
         return float(self.accepted[self.active].sum()) / drafted if drafted else float("nan")
 
@@ -109,10 +102,9 @@ class StepRecord:
         return int((self.draft_tokens[self.active] >= 0).sum())
 
     def show(self, row: int, step: int, begin: int = 0, text: Callable[[int], str] = str) -> str:
-        """One step of a row in lines: each draft token with p, q, r and its fate, and the final token.
+        """One step of a row in lines: each draft token with its place, p, q, r and fate, and the final token.
 
-        `begin` is the length of the row's prompt, and `text` shows a token. A token's number, in
-        brackets, is its place in the sequence. On a chain token verification accepts if r < p/q.
+        `begin` is the length of the row's prompt, and `text` shows a token.
 
         Examples
         --------
@@ -129,13 +121,11 @@ class StepRecord:
                 f"row {row} made {passes} steps, and step {step} is not one of them: they are counted from 0"
             )
         position = begin + int(self.emitted[row, :step].sum())
-        parents = self.parents or tuple(range(-1, self.gamma - 1))
+        parents = self.parents or chain(self.gamma)
         accepted, tested = self.accepted_nodes[row, step], self.tested[row, step]
         lines = [f"position {position}, gamma {self.gamma}, accepted {self.accepted[row, step]}"]
-        depths, last = list[int](), -1
+        depths, last = node_depths(parents), -1
         for node, token in enumerate(self.draft_tokens[row, step].tolist()):
-            parent = parents[node]
-            depths.append(1 if parent < 0 else depths[parent] + 1)
             last = node if accepted[node] else last
             if token >= 0:
                 p, q, r = [np.nan] * 3 if self.trace is None else self.trace[row, step, node]
@@ -163,12 +153,8 @@ class Generation:
     ----------
     tokens
         The new tokens of each prompt; `texts` with a tokenizer.
-    record
-        What each step did.
     probs
         The target's distribution of each new token, with `Hooks(keep_probs=True)`.
-    prompts
-        The tokens of each prompt.
 
     Examples
     --------
@@ -191,14 +177,13 @@ class Generation:
         return "\n".join(lines)
 
     def show(self, row: int, step: int) -> str:
-        """A step of a row, to print: what was drafted, accepted and emitted, and with `Hooks(trace=True)`
-        p, q and r of each draft token."""
+        """A step of a row, to print; with `Hooks(trace=True)` p, q and r of each draft token."""
         text = str if self.tokenizer is None else lambda token: repr(self.tokenizer.decode([token]))
         return self.record.show(row, step, len(self.prompts[row]), text)
 
     def to_jsonl(self, file: str | Path) -> None:
-        """Write a line of JSON for each prompt: its tokens, the new ones, how many each step emitted, and
-        with a tokenizer the new text. `specnb-audit audit` reads it."""
+        """Write a line of JSON for each prompt, for `specnb-audit audit`: its tokens, the new ones, how many each step
+        emitted, and the new text if there is a tokenizer."""
         emitted = [[int(n) for n in row if n] for row in self.record.emitted]
         texts = [{"text": text} for text in self.texts or ()] or [{}] * len(self.tokens)
         rows = zip(self.prompts, self.tokens, emitted, texts, strict=True)
@@ -207,17 +192,9 @@ class Generation:
 
 
 def write_lines(file: str | Path, entries: Iterable[Any]) -> None:
-    """Write lines of JSON; a file that was there stays as it is if they cannot all be written."""
-    file = Path(file).resolve()
-    part = file.with_name(f"{file.name}.part") if file.is_file() else file
-    try:
-        with part.open("w", encoding="utf-8") as lines:
-            lines.writelines(json.dumps(entry) + "\n" for entry in entries)
-        if part != file:
-            part.replace(file)
-    finally:
-        if part != file:
-            part.unlink(missing_ok=True)
+    """Write lines of JSON; a file that was there stays as it is if an entry is no JSON."""
+    lines = "".join(json.dumps(entry) + "\n" for entry in entries)
+    Path(file).write_text(lines, encoding="utf-8")
 
 
 class CompletedRow(NamedTuple):

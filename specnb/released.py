@@ -1,18 +1,16 @@
-"""Load the drafter that was released for a target, an EAGLE-3 head or next-token layers; save heads for `speculators`.
+"""Load the drafter that was released for a target: an EAGLE-3 head or next-token layers.
 
 The formats were read in SafeAILab/EAGLE and in vllm-project/speculators 0.9.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
@@ -20,7 +18,7 @@ from transformers.modeling_layers import MtpModel
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.formats import CONFIG, MTP, PICKLES, READ, advice, format_of, read_config, read_tensors
-from specnb.heads import PARTS, WEIGHTS, AttentionDrafter, Eagle3Head, NextTokenHead, NextTokenLayers
+from specnb.heads import PARTS, AttentionDrafter, Eagle3Head, NextTokenHead, NextTokenLayers
 from specnb.loading import HUB_FILES, folder_of, in_double
 from specnb.support import require_supported, vocabulary
 
@@ -40,22 +38,20 @@ def load_drafter(
     ----------
     source
         A folder, or a name on the Hugging Face hub, with a head of EAGLE-3's authors or of
-        `speculators`; None for the next-token layers in the target's own checkpoint (DeepSeek-V3,
-        GLM-4 MoE and other families for which transformers has them).
-    sampling
-        Temperature, top-k, top-p and min-p of the draft.
+        `speculators`; None for the next-token layers in the target's checkpoint (DeepSeek-V3, GLM-4 MoE
+        and others that transformers knows).
     compile
         On a CPU weights are packed unless it is False; layers of a head are not compiled.
     capturable
         As for `ModelDrafter`.
     most
-        Draft tokens of a step, at most; beside copies gamma is larger than what a head drafts well.
+        Draft tokens of a step, at most.
 
     Raises
     ------
     ValueError
-        For another format, which it names; for a head of another target, a map of tokens that points
-        outside, tensors that are missing or too many, and a file that is cut off.
+        For another format, a head of another target, a map of tokens that points outside, tensors that
+        are missing or too many, and a file that is cut off.
 
     Examples
     --------
@@ -123,7 +119,7 @@ def layer_config(config: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def require_verifier(source: str | Path, config: Mapping[str, Any], target: PreTrainedModel) -> None:
-    """Raise `ValueError` if the head was made for another family of models, or for states of another width."""
+    """Raise `ValueError` if the head was made for other models, or for states of another width."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     families = sorted({name.split("For")[0] for name in verifier.get("architectures") or []})
     inner = config.get("transformer_layer_config") or config
@@ -137,7 +133,7 @@ def require_verifier(source: str | Path, config: Mapping[str, Any], target: PreT
 
 
 def require_map(d2t: Tensor, t2d: Tensor | None, vocab: int, file: Path) -> Tensor:
-    """`t2d`, or the one that goes with the offsets `d2t`; `ValueError` for a map that is none."""
+    """The `t2d` of the offsets `d2t`; `ValueError` for a map that is none."""
     tokens = d2t + torch.arange(len(d2t))
     inside = bool(((tokens >= 0) & (tokens < vocab)).all())
     made = torch.zeros(vocab, dtype=torch.bool)
@@ -190,42 +186,3 @@ def next_token_layers(target: PreTrainedModel) -> NextTokenLayers:
     except RuntimeError as error:
         raise ValueError(f"the checkpoint in {folder!r} lacks next-token layers of {name}, or parts of them") from error
     return NextTokenLayers(loaded).eval()
-
-
-def save_head(
-    head: Eagle3Head | NextTokenHead, folder: Path, target: PreTrainedModel, *, name: str | None = None, gamma: int = 3
-) -> None:
-    """Save `head` in the layout of `speculators`, which engines load; embeddings are saved if they are the head's own.
-
-    Parameters
-    ----------
-    name
-        By which engines load the target; None for the name or folder from which `target` was loaded.
-    gamma
-        Number of draft tokens that the file advises.
-    """
-    kind = "eagle3" if isinstance(head, Eagle3Head) else "mtp"
-    config: dict[str, Any] = {
-        "architectures": [f"{'Eagle3' if kind == 'eagle3' else 'MTP'}DraftModel"],
-        "speculators_model_type": kind,
-        "speculators_version": "0.9.0",
-        "transformer_layer_config": {**head.config.to_diff_dict(), "model_type": head.config.model_type},
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": gamma}],
-            "verifier": {"name_or_path": name or target.config.name_or_path, "architectures": [type(target).__name__]},
-        },
-    }
-    if isinstance(head, Eagle3Head):
-        config |= head.settings | {
-            "draft_vocab_size": head.lm_head.out_features,
-            "target_hidden_size": head.fc.in_features // len(head.hidden_layers),
-            "eagle_aux_hidden_state_layer_ids": list(head.hidden_layers),
-        }
-    else:
-        config["num_nextn_predict_layers"] = 1
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = {name: weight.contiguous() for name, weight in head.state_dict().items()}
-    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")

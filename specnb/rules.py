@@ -1,7 +1,7 @@
 """Verification rules: which draft tokens of a step are accepted, and which token follows them.
 
 A rule is a plan over a tree of draft tokens, which `PlannedRule` carries out and
-`specnb.enumeration` multiplies out; it knows no model, cache or device.
+`specnb.enumeration` multiplies out.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class Plan(NamedTuple):
     Attributes
     ----------
     accept : (..., nodes)
-        Probability of accepting each node once it is visited; above 1 counts as 1, NaN and that of no
-        token as 0.
+        Probability of accepting each node once it is visited; above 1 counts as 1, NaN as 0.
     after : (..., nodes + 1, vocab)
         Distribution of the last token if the step ends at the root or at a node, up to a factor.
     less : (..., n, vocab)
@@ -82,8 +81,7 @@ class PlannedRule:
     ----------
     plan
         A pure function of p `(..., nodes + 1, vocab)`, q `(..., nodes, vocab)`, the draft tokens
-        `(..., nodes)` (-1, with q = 0, for none) and a `TokenTree`, which returns a `Plan` without
-        waiting for the device. Equal plans make equal rules.
+        `(..., nodes)` (-1, with q = 0, for none) and a `TokenTree`. Equal plans make equal rules.
     up
         False: go from the root to the first child that is accepted, and on from there. True: visit
         every subtree before its node; the first node that passes is accepted with its ancestors.
@@ -93,8 +91,7 @@ class PlannedRule:
     Notes
     -----
     On a chain a plan is exact if a(x) q(x) <= p(x) for the acceptance probability a(x) of every
-    token x, and the last token after a rejection is sampled from p - a q: a plan with another
-    `accept` needs another `less`.
+    token x, and the last token after a rejection is sampled from p - a q.
     """
 
     plan: Planner
@@ -129,23 +126,14 @@ class PlannedRule:
         return Outcome(entry, token) if tree is None else Outcome(shape.depths[entry], token, shape.paths[entry])
 
     def plan_for(self, p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-        """The plan for these inputs, which accepts no -1; its shapes are checked, because others would broadcast."""
+        """The plan, which accepts no -1; shapes are checked, because others would broadcast."""
         nodes, vocab = p.shape[-2] - 1, p.shape[-1]
         if q.shape[-2:] != (nodes, vocab) or draft_tokens.shape[-1:] != (nodes,):
             raise ValueError(
                 f"p is {tuple(p.shape)}, q {tuple(q.shape)} and draft_tokens {tuple(draft_tokens.shape)}; they must be "
                 "(..., nodes + 1, vocab), (..., nodes, vocab) and (..., nodes)"
             )
-        try:
-            plan = self.plan(p, q, draft_tokens, tree)
-        except (IndexError, RuntimeError) as error:
-            beyond = any(words in str(error) for words in ("out of bounds", "out of range", "non-negative"))
-            if not beyond or not bool((draft_tokens < 0).any()):
-                raise
-            raise ValueError(
-                f"the plan {self} fails where no token is proposed, which is -1 in draft_tokens: gather at "
-                f"draft_tokens.clamp_min(0), as specnb.rules.acceptance_ratio does ({error})"
-            ) from error
+        plan = self.plan(p, q, draft_tokens, tree)
         wanted = [(*p.shape[:-2], nodes), tuple(p.shape)]
         if (less := getattr(plan, "less", None)) is not None:
             wanted.append((*p.shape[:-2], min(less.shape[-2], nodes + 1) if less.ndim > 1 else 0, vocab))
@@ -180,15 +168,14 @@ def token_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTr
     Notes
     -----
     Algorithm 1 (arXiv:2211.17192), exact for any p and q (appendix A.1). On a tree the residual is
-    tested against the next sibling (arXiv:2305.09781, 2402.14160). That is exact if each q is the
-    distribution of its token given all nodes before it, and not if repeated samples are merged into
-    one child.
+    tested against the next sibling (arXiv:2305.09781, 2402.14160), which is exact if each q is the
+    distribution of its token given all nodes before it.
 
     Examples
     --------
-    >>> p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]])  # gamma = 1, vocab = 3
-    >>> q, x, u = torch.tensor([[0.2, 0.2, 0.6]]), torch.tensor([2]), torch.tensor(0.5)
-    >>> token_verification(p, q, x, torch.tensor([0.3]), u)  # 0.3 < p(2) / q(2) = 1/3
+    >>> p, q = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]]), torch.tensor([[0.2, 0.2, 0.6]])
+    >>> x, r, u = torch.tensor([2]), torch.tensor([0.3]), torch.tensor(0.5)
+    >>> token_verification(p, q, x, r, u)  # r < p(x) / q(x) = 1/3
     Outcome(accepted=tensor(1), token=tensor(1), path=None)
     """
     if tree.is_chain:
@@ -210,9 +197,8 @@ def exact_match(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> 
 
     Notes
     -----
-    Token verification with q = 1 at tokens chosen without looking at p; the same as sampling the
-    target's token and keeping it if a child has it. On a chain x is accepted with probability sum p
-    q.
+    The same as sampling the target's token and keeping it if a child has it. On a chain x is accepted
+    with probability sum p q.
 
     Examples
     --------
@@ -254,11 +240,9 @@ class _Lenient(_WithLenience):
 
 
 def lenient_verification(lenience: float) -> PlannedRule:
-    """Algorithm 1 with q multiplied by `lenience` l in (0, 1] before the comparison. Not exact for l < 1.
+    """Algorithm 1 with q multiplied by l in (0, 1] before the comparison (appendix A.5). Not exact for l < 1.
 
-    Notes
-    -----
-    Appendix A.5. No token is emitted with a probability above p(x)/l.
+    No token is emitted with a probability above p(x)/l.
 
     Examples
     --------
@@ -281,14 +265,10 @@ class _LenientGreedy(_WithLenience):
 
 
 def lenient_greedy_verification(lenience: float) -> PlannedRule:
-    """Accept the target's argmax, and any x with p(x) > l max p; then emit the argmax.
+    """Accept the target's argmax, and any x with p(x) > l max p; then emit the argmax. Not exact for l < 1.
 
-    p must not be one-hot: give `generate` temperature 1 and the drafter temperature 0. q and the
-    uniforms are not read. l = 1 is `greedy_verification`.
-
-    Notes
-    -----
-    Appendix A.5 with its inequality reversed.
+    p must not be one-hot: give `generate` temperature 1 and the drafter temperature 0. Appendix A.5 with
+    its inequality reversed.
     """
     return PlannedRule(_LenientGreedy(lenience))
 
@@ -297,7 +277,7 @@ def lenient_greedy_verification(lenience: float) -> PlannedRule:
 def greedy_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
     """Accept draft tokens while they are the target's argmax; then emit the argmax.
 
-    Exact at temperature 0, where it is Algorithm 1. q and the uniforms are not read.
+    Exact at temperature 0, where it is Algorithm 1.
 
     Examples
     --------
@@ -313,7 +293,7 @@ def greedy_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenT
 
 @partial(PlannedRule, up=True)
 def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> Plan:
-    """Test every node when its subtree has been rejected. Exact; accepts as many tokens as token verification, or more.
+    """Test every node when its subtree has been rejected. Exact; accepts at least as many as token verification.
 
     Notes
     -----
@@ -322,9 +302,8 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
 
     Each node has a weight w, 1 at the root, and a distribution r, at first p after it. A child x
     begins with the weight min(1, w r(x)/q(x)). When its subtree has been rejected, with m = sum
-    max(0, w r - q), its parent goes on with r = norm(max(0, w r - q)) and w = m / (m + 1 - w).
-    After the last child the node is accepted with probability w, and then the last token is sampled
-    from r.
+    max(0, w r - q), its parent goes on with r = norm(max(0, w r - q)) and w = m / (m + 1 - w). After
+    the last child w is the probability of the node, and r the last token's distribution.
     """
     weights = [torch.ones_like(p[..., 0, 0])] * p.shape[-2]  # of each entry
     scales = list(weights)  # the weight divided by the mass of `remaining`, which is not normalised

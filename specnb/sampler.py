@@ -1,8 +1,6 @@
 """`Sampler` decodes prompts speculatively, again and again; `generate` does so once.
 
-A sampler owns what outlives a call: a private copy of the model's modules, caches, packed weights,
-compiled layers and the captured graph. A call makes steps of a batch (`specnb.step`) until every
-prompt has its completion; when a row ends, the host gives it the next prompt.
+A call makes steps of a batch (`specnb.step`); when a row ends, the next prompt takes it.
 """
 
 from __future__ import annotations
@@ -17,16 +15,16 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import named_settings, require_whole, shown, whole_numbers
+from specnb.arguments import require_whole, shown, whole_numbers
 from specnb.cache import LEAST_SLOTS, slots_for
 from specnb.check import Check, Comparison
 from specnb.copies import PromptLookupDrafter
-from specnb.distributions import LARGEST_SEED, Sampling, require_sampling
+from specnb.distributions import Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
-from specnb.record import CompletedRow, Generation, StepTimer, merge_rows, now
+from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
 from specnb.rules import Rule, token_verification
 from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
@@ -56,8 +54,8 @@ class Hooks:
 
     Examples
     --------
-    >>> Hooks(timed=True)
-    Hooks(timed=True, keep_probs=False, trace=False, batch_class=None)
+    >>> Hooks(timed=True).trace
+    False
     """
 
     timed: bool = False
@@ -66,67 +64,37 @@ class Hooks:
     batch_class: type[Batch] | None = None
 
 
-class OneCall:
-    """A lock that raises `RuntimeError` where another would wait."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-
-    def __enter__(self) -> None:
-        if not self.lock.acquire(blocking=False):
-            raise RuntimeError(
-                "this sampler is in a call, and another, from a hook, a drafter or a thread, would share its batch; "
-                "make a sampler for each"
-            )
-
-    def __exit__(self, *error: object) -> None:
-        self.lock.release()
-
-
 class Sampler:
     """Decode prompts with exactly the target's distribution, whatever the drafter.
 
-    A sampler makes one call at a time; another within it, or from another thread, raises
-    `RuntimeError`. Several samplers of one model may run in several threads. The models are never
-    changed. If their weights are replaced, or changed where the sampler has copies, a call raises
-    `RuntimeError`. Whatever else is changed later, in the model or in code that it runs, need not
-    reach the sampler: if it shows in what the model, or a step, makes of a few tokens, the call is
-    compared with the model again, and raises `TypeError` if it differs; what changes only other
-    tokens or longer sequences escapes. Make another sampler after such changes.
+    A sampler owns what outlives a call: a copy of the model's modules that shares the weights, caches,
+    packed weights, compiled layers and the captured graph. It makes one call at a time; several
+    samplers of one model may run in several threads. After a change of the model make another one: the
+    next call raises an error if the change shows in a few tokens, and may not see it otherwise.
 
     Parameters
     ----------
     target
         A model of transformers, or a `Pair` with a draft model and a tokenizer.
     draft
-        A model, sampled as `sampling` says, or any `Drafter`. "auto" is the draft of a `Pair`; with a
-        model alone it copies from the text so far (`PromptLookupDrafter`) on a CPU, and is None on a
-        GPU. With None the target decodes alone. A draft model may have more or fewer tokens than the
-        target; those of equal numbers should mean the same.
+        A model, sampled as `sampling` says, or any `Drafter`; None for the target alone. "auto" is the
+        draft of a `Pair`; with a model alone it copies from the text so far (`PromptLookupDrafter`) on a
+        CPU, and is None on a GPU. Tokens of equal numbers should mean the same to both models.
     gamma
         Draft tokens per step; 0 is plain decoding. "auto" is the drafter's choice: 4 for a model,
         10 for copies, the size of a tree.
-    sampling
-        Temperature, top-k, top-p and min-p.
     rule
         The acceptance rule; by default `token_verification` (Algorithm 1).
     compile
         "auto": on a CPU packs weights (`specnb.fast`); on a GPU captures the step as a graph. True
-        compiles layers, too: some seconds, which the bar says after how many steps they are earned
-        back. Packing and compiling change the last bits of the logits.
+        compiles layers, too. Packing and compiling change the last bits of the logits.
     check
-        Compare the loop with the model's own forward passes (`specnb.check`). For a new batch: a
-        few tokens before the first step, the first step, and the completions of the shortest and
-        the longest prompt. In every call: what the model and a step make of a few tokens with what
-        they made before, the first refilled row, and sequences longer than any compared before. A
-        call with more rows than before is compared like a new batch.
+        Compare the loop with the model's own forward passes (`specnb.check`).
     tokenizer
         With one, prompts may be texts, and completions have texts.
     rows, slots
         Room for so many sequences, of so many tokens and gamma + 1 more: calls up to these sizes
         compile and capture once.
-    hooks
-        What to record or replace.
     progress
         Show a progress bar after 3 seconds, and say what is compiled.
 
@@ -145,9 +113,7 @@ class Sampler:
     """
 
     batch: Batch | None = None
-    compile_report = ""  # how long compiling took here, and after how many steps it pays
 
-    @named_settings
     def __init__(
         self,
         target: PreTrainedModel | Pair,
@@ -171,7 +137,7 @@ class Sampler:
             raise ValueError(f'compile is {shown(compile)}; it must be False, True or "auto"')
         require_sampling(sampling)
         self.target, self.sampling, self.tokenizer = target, sampling, tokenizer
-        self.hooks, self.progress, self.one_call = hooks or Hooks(), progress, OneCall()
+        self.hooks, self.progress, self.in_a_call = hooks or Hooks(), progress, Lock()
         drafter = self.drafter_of(draft, compile)
         self.require_models(drafter)
         self.gamma = _gamma_of(gamma, drafter)
@@ -208,7 +174,6 @@ class Sampler:
     def require_models(self, drafter: Drafter | None) -> None:
         require_models(self.target, drafter)
 
-    @named_settings
     @torch.inference_mode()
     def generate(
         self,
@@ -226,43 +191,33 @@ class Sampler:
         ----------
         prompts
             One or several: lists of tokens, an array or tensor, what a tokenizer returns, or, with
-            a tokenizer, texts. Padding is left out if there is an attention_mask, and refused
-            otherwise.
-        seed
-            The tokens of a prompt depend on it, the prompt, its number and the settings, and not on
-            the batch.
+            a tokenizer, texts. Padding needs an attention_mask.
+        seed, numbers
+            The tokens of a prompt depend on the seed and its number, by default 0, 1, ..., and not on the
+            batch.
         batch_size
-            Prompts generated at a time, by default all. When a sequence ends, the next prompt takes
-            its row.
-        numbers
-            Numbers of the prompts, by default 0, 1, ...; with its number a prompt can be generated
-            again alone.
+            Prompts generated at a time, by default all.
 
         Raises
         ------
         TypeError
-            If the check finds other distributions than the model's own; for prompts that are no
-            tokens.
+            If the check finds other distributions than the model's own.
         ValueError
-            For an empty prompt, tokens outside the vocabulary, a context beyond a model's limit,
-            and an invalid proposal.
+            For tokens outside the vocabulary, a context beyond a model's limit, and an invalid proposal.
         MemoryError, RuntimeError
-            If caches do not fit; if the weights of a model were changed, or another call is made within
-            this one.
+            If caches do not fit; if the weights of a model were changed, or another call is made within this one.
         FloatingPointError
             If a token rests on NaN; its `finished` has the completions of prompts that had ended.
         """
         prompts, eos = self.token_lists(prompts), as_list(eos)
         require_tokens(prompts, eos, vocabulary(self.target))
         batch_size = len(prompts) if batch_size is None else batch_size
-        require_whole(max_new_tokens=(max_new_tokens, 1), batch_size=(batch_size, 1))
+        require_whole(max_new_tokens=(max_new_tokens, 1), batch_size=(batch_size, 1), seed=(seed, 0))
         numbers = whole_numbers(range(len(prompts)) if numbers is None else numbers) or []
         if len(numbers) != len(prompts):
             raise ValueError(
                 f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
             )
-        for number in numbers:
-            require_whole(LARGEST_SEED, seed=(seed, 0), numbers=(number, 0))
         rows, longest, max_new_tokens = min(int(batch_size), len(prompts)), max(map(len, prompts)), int(max_new_tokens)
         for model in (self.target, None if self.drafter is None else self.drafter.draft_model):
             require_context(model, longest, max_new_tokens)
@@ -271,18 +226,22 @@ class Sampler:
                 f"{len(prompts)} prompts take turns in {rows} rows, and {type(self.drafter).__name__} cannot restart "
                 "single rows (can_refill is False); leave batch_size out"
             )
-        with self.one_call:
+        if not self.in_a_call.acquire(blocking=False):
+            raise RuntimeError(
+                "this sampler is in a call, and another, from a hook, a drafter or a thread, would share its batch; "
+                "make a sampler for each"
+            )
+        try:
             self.private.require_unchanged()
             batch = self._batch(rows, longest, max_new_tokens, len(eos))
             if self.check is not None:
                 self.check.begin(batch)
             batch.clear(eos)
             generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
+        finally:
+            self.in_a_call.release()
         texts = None if self.tokenizer is None else self.tokenizer.batch_decode(generation.tokens)
         return replace(generation, prompts=prompts, texts=texts, tokenizer=self.tokenizer)
-
-    def __reduce__(self) -> Any:
-        raise TypeError("a sampler is neither copied nor pickled, because its caches serve one call; make another one")
 
     def token_lists(self, prompts: Any) -> list[list[int]]:
         return token_lists(prompts, self.target, self.tokenizer)
@@ -327,17 +286,9 @@ class Sampler:
         if self.captures:
             batch.capture(self.hooks.timed)
         doing = "capturing a step" if self.captures else "compiling a layer, some seconds once"
-        begun = now(self.target.device)
         with tqdm(total=1, desc=doing, leave=False, disable=not self.progress, delay=1) as bar:
             batch.warm_up()
             bar.update()
-        if layers is not None and not self.captures:
-            seconds, of_compiled = now(self.target.device) - begun, batch.seconds_of_a_pass()
-            widths, layers.widths = layers.widths, frozenset()  # for a pass that is not compiled
-            gained = batch.seconds_of_a_pass() - of_compiled
-            layers.widths = widths
-            pays = f"earned back after {seconds / gained:.0f} steps" if gained > 0 else "no gain here"
-            self.compile_report = f"compiled in {seconds:.0f} s, {pays}"
 
 
 class _Call:
@@ -360,8 +311,7 @@ class _Call:
         batch, hooks = self.batch, self.sampler.hooks
         reader, timer = ProgressReader(batch), StepTimer(batch.state.tokens.device)
         expected = len(self.prompts) * self.max_new_tokens
-        described = ", ".join(["tokens", *filter(None, [self.sampler.compile_report])])
-        with tqdm(total=expected, desc=described, delay=3, leave=False, disable=not progress) as bar:
+        with tqdm(total=expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
             for step in itertools.count():
                 if hooks.timed:
                     timer.start()
@@ -381,7 +331,7 @@ class _Call:
                 waiting = (len(self.prompts) - self.entered) * self.max_new_tokens
                 bar.update(max(expected - sum(status) - waiting - bar.n, 0))
                 if entered := self._replace(status):
-                    reader.entered(entered)
+                    reader.new = entered
                 elif not any(status):
                     break
         self._collect(list(self.prompt_of))
@@ -439,7 +389,6 @@ class _Call:
             raise error
 
 
-@named_settings
 def generate(
     target: PreTrainedModel | Pair,
     prompts: Prompts,
@@ -461,14 +410,12 @@ def generate(
 ) -> Generation:
     """Continue each prompt with a `Sampler` that is made for this call, by default without packing or compiling.
 
-    The arguments are those of `Sampler` and of its `generate`. To generate again, or to measure
-    speed, make a `Sampler`.
+    The arguments are those of `Sampler` and of its `generate`.
 
     Examples
     --------
     >>> from specnb import load_pair
-    >>> pair = load_pair()
-    >>> len(generate(pair.target, [[0, 1], [2]], pair.draft, gamma=2, max_new_tokens=6).tokens[0])
+    >>> len(generate(load_pair(), "def area(", gamma=2, max_new_tokens=6).tokens[0])
     6
     """
     sampler = Sampler(
@@ -483,17 +430,12 @@ def generate(
 def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     require_supported(target)
     require_whole_head(target)
-    if target.device.type not in ("cpu", "cuda"):
-        raise ValueError(f"the target is on {target.device}; the loop runs on cpu and cuda: move it, target.to('cpu')")
     if drafter is None:
         return
     if not isinstance(drafter, Drafter):
         raise TypeError(f'draft is {shown(drafter)}; it must be a model of transformers, a Drafter, "auto" or None')
     node_depths(drafter.parents or ())  # raises for parents that are no tree
     require_same_vocabulary(target, type(drafter).__name__, drafter.vocab)
-    model = drafter.draft_model
-    if model is not None and model.device != target.device:
-        raise ValueError(f"the target is on {target.device} and the draft on {model.device}; move one of them")
 
 
 def _gamma_of(gamma: Any, drafter: Drafter | None) -> int:
@@ -501,11 +443,4 @@ def _gamma_of(gamma: Any, drafter: Drafter | None) -> int:
     if isinstance(gamma, str) and gamma == "auto":
         return 0 if drafter is None else drafter.gamma if nodes is None else nodes
     require_whole(gamma=(gamma, 0))
-    if drafter is None:
-        return 0
-    if nodes is not None and gamma not in (0, nodes):
-        raise ValueError(
-            f"gamma is {gamma}, and the tree of {type(drafter).__name__} has {nodes} nodes; give gamma={nodes}, or 0 "
-            "to decode without draft tokens"
-        )
-    return int(gamma)
+    return 0 if drafter is None else int(gamma)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.acceptance import measure_acceptance
-from specnb.arguments import named_settings, require_whole, shown
+from specnb.arguments import require_whole, shown
 from specnb.cost import Costs, measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.fast import Compile
@@ -43,8 +43,6 @@ class Speedup:
         Tokens per step over drafting + verification; None for heads and trees.
     parts
         Drafting and verification of a step in plain forward passes, measured apart.
-    conditions
-        Machine, threads, version of torch, dtype.
     """
 
     speedup: Estimate
@@ -73,7 +71,6 @@ class Speedup:
         return "\n".join([*lines, self.conditions])
 
 
-@named_settings
 def measure_speedup(
     target: PreTrainedModel | Pair,
     prompts: Prompts,
@@ -90,9 +87,8 @@ def measure_speedup(
 ) -> Speedup:
     """Measure how many times as fast as plain decoding speculation is, on this machine.
 
-    For each of at least three prompts, after an untimed call of both, plain and speculative
-    decoding are called `rounds` times in turn. The other arguments are those of `Sampler` and its
-    `generate`.
+    For each of at least three prompts, after an untimed call, both are called `rounds` times in turn.
+    The other arguments are those of `Sampler` and its `generate`.
 
     Notes
     -----
@@ -171,11 +167,7 @@ class Recommendation:
 
 
 def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: int = 0) -> Estimate:
-    """Wall-clock improvement over plain decoding by Theorem 3.8, with alpha, c and v(gamma + 1) as measured.
-
-    alpha is the mean of the overlaps `beta` `(rows, tokens)`; the interval resamples rows and
-    repetitions of `costs`.
-    """
+    """Wall-clock improvement over plain decoding by Theorem 3.8; alpha is the mean of `beta` `(rows, tokens)`."""
     column = costs.lengths.index(gamma + 1)
     alphas = beta.mean(axis=1)[bootstrap_indices(len(beta), resamples, seed)].mean(axis=1)
     chosen = bootstrap_indices(len(costs.draft), resamples, seed + 1)
@@ -187,7 +179,6 @@ def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 10
     return Estimate(float(value), *interval(spread), beta.size)
 
 
-@named_settings
 def recommend_gamma(
     target: PreTrainedModel | Pair,
     prompts: Prompts,
@@ -209,13 +200,8 @@ def recommend_gamma(
 
     Notes
     -----
-    No speculative generation is timed, so the answer can be wrong if
-
-    - prompts decoded later have other contents or lengths;
-    - acceptance varies within a sequence: one alpha overestimates long drafts if rejections
-      cluster;
-    - sampling, verification and bookkeeping take much of the time, as with very small models;
-    - decoding runs in batches.
+    No speculative generation is timed. The answer can be wrong for other prompts, lengths or batches,
+    if rejections cluster, and if sampling and bookkeeping take much of the time.
 
     Examples
     --------

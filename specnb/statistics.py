@@ -1,8 +1,7 @@
 """Estimates with intervals, goodness-of-fit tests, and interleaved timing.
 
 Bootstrap intervals resample whole sequences, whose tokens are not independent. What is timed runs
-in turn, in a new random order in each round, so that a machine that slows down slows down
-everything that is compared.
+in turn, in a new random order in each round.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ BOUNDS = (1e-12, 1e-4)  # upper bounds of accumulated rounding errors, in float6
 
 
 class Estimate(NamedTuple):
-    """A value, its 95% interval and the number of observations, printed with two digits of the interval's width.
+    """A value, its 95% interval and the number of observations.
 
     >>> print(Estimate(0.61234, 0.6, 0.63, 4096))
     0.612 [0.600, 0.630] (n = 4,096)
@@ -77,7 +76,7 @@ def interval(values: ArrayLike) -> tuple[float, float]:
 # The intervals of `scipy.stats.bootstrap` differ in the last bit, which would change committed tables,
 # and take two to three times as long.
 def bootstrap(statistic: Callable[[Indices], ArrayLike], rows: int, resamples: int, seed: int) -> Estimate:
-    """`statistic`, which maps row indices `(..., rows)` to values `(...)`, with a percentile interval over rows."""
+    """`statistic`, from row indices `(..., rows)` to values `(...)`, with a percentile interval over rows."""
     value = np.asarray(statistic(np.arange(rows)), dtype=np.float64)
     return Estimate(float(value), *interval(statistic(bootstrap_indices(rows, resamples, seed))), rows)
 
@@ -85,8 +84,7 @@ def bootstrap(statistic: Callable[[Indices], ArrayLike], rows: int, resamples: i
 def ratio_of_sums(numerators: ArrayLike, denominators: ArrayLike, resamples: int = 4000, seed: int = 0) -> Estimate:
     """sum(numerators) / sum(denominators), with a bootstrap interval over at least 8 independent rows.
 
-    With the sum and count of each sequence it is the mean over all tokens; n is the sum of the
-    denominators.
+    n is the sum of the denominators.
 
     >>> ratio_of_sums([3] * 8, [4] * 8)
     Estimate(value=0.75, low=0.75, high=0.75, n=32)
@@ -112,11 +110,7 @@ def _equally_long(top: ArrayLike, bottom: ArrayLike, least: int) -> tuple[Array,
 
 
 def over_rows(statistic: Callable[[Indices], float], rows: int, resamples: int = 1000, seed: int = 0) -> Estimate:
-    """`statistic` of all rows, with a bootstrap interval over at least 8 rows.
-
-    `statistic` maps the indices of the rows to use, with repetitions, to a number, such as a
-    difference between two quantities of the same sequences.
-    """
+    """`statistic`, from indices of rows to a number, of all rows, with a bootstrap interval over at least 8."""
     if rows < 8:
         raise ValueError(f"{rows} rows are too few to resample; need at least 8")
 
@@ -138,8 +132,8 @@ class Fit(NamedTuple):
 def goodness_of_fit(counts: ArrayLike, probs: ArrayLike, fitted: int = 0) -> Fit:
     """Pearson's chi-square test of `counts` `(k,)` against `probs` `(k,)`, after merging rare cells.
 
-    `fitted` parameters of `probs` were estimated from the counts. A count in a cell of probability
-    zero has p-value 0.
+    `fitted` parameters of `probs` were estimated from the counts. A count where `probs` is 0 has
+    p-value 0.
 
     >>> goodness_of_fit([50, 50], [0.5, 0.5])
     Fit(statistic=0.0, p_value=1.0, total_variation=0.0, n=100)
@@ -178,8 +172,7 @@ def merged_cells(expected: Array) -> Indices:
 def detectable_total_variation(cells: int, n: int, false_alarm: float, power: float = 0.99) -> float:
     """The smallest total variation that `goodness_of_fit` detects with probability `power`; inf if there is none.
 
-    For the deviation with the least power: all merged `cells` off by the same relative amount,
-    noncentrality n (2 TV)^2.
+    For the deviation that is hardest to detect: all merged `cells` off by the same relative amount.
 
     >>> round(detectable_total_variation(cells=10, n=100_000, false_alarm=1e-6), 4)
     0.0134
@@ -193,7 +186,7 @@ def detectable_total_variation(cells: int, n: int, false_alarm: float, power: fl
 
 
 def p_of_all(deviations: ArrayLike) -> float:
-    """The p-value of several deviations in standard errors together: the smallest of n, times n (Bonferroni)."""
+    """The p-value of several deviations in standard errors together (Bonferroni)."""
     sizes = np.abs(np.atleast_1d(np.asarray(deviations, dtype=np.float64)))
     return float(min(1, 2 * sizes.size * scipy.stats.norm.sf(sizes.max())))
 

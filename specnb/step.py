@@ -1,9 +1,8 @@
 """One step of a batch: draft, verify, emit, for all rows at once.
 
 All tensors have fixed shapes and are changed in place, and nothing waits for the device; so a step
-runs eagerly, or is captured as a CUDA graph and replayed. On a CPU, where reading a number costs
-nothing, the target's pass is as narrow as the proposal. One pass verifies all nodes of a tree; then
-the cache entries of the accepted path are moved to where an accepted chain would lie.
+runs eagerly, or is captured as a CUDA graph. On a CPU the target's pass is as narrow as the proposal.
+The cache entries of the accepted path of a tree are moved to where a chain would lie.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from specnb.cache import CachedModel, LengthBound, cache_bytes, decoder_config, 
 from specnb.distributions import Sampling, Uniforms, at_least_float, overlap, standardise, uniforms
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
 from specnb.fast import Captured
-from specnb.record import CompletedRow, now
+from specnb.record import CompletedRow
 from specnb.rules import Outcome, Rule, require_outcome, token_verification
 from specnb.support import vocabulary
 from specnb.trees import TokenTree
@@ -43,11 +42,8 @@ class Setup:
         The modules that the loop runs; without a drafter gamma is 0.
     rows, slots, steps, eos
         At most so many sequences, cache slots and steps of each, and end tokens.
-    keep_probs, log_probs
-        Whether to keep the target's distribution, or the log-probability before temperature and
-        filters, of every new token.
-    trace
-        Whether to keep p, q and r of every draft token.
+    keep_probs, log_probs, trace
+        What to keep in `State`; log-probabilities are those before temperature and filters.
     """
 
     target: PreTrainedModel
@@ -76,22 +72,17 @@ class State:
     tokens : (rows, slots)
         Prompt and completion; entries from `lengths` on mean nothing.
     lengths, starts, steps, remaining : (rows,)
-        Tokens so far, tokens of the prompt, steps so far, tokens still to emit (`IDLE`: the row has
-        ended).
+        Tokens so far, tokens of the prompt, steps so far, tokens still to emit (`IDLE`: ended).
     has_nan, improper, status : (rows,)
-        Whether a token rests on NaN, or a proposal was invalid; for the host, `remaining`, `NAN` or
-        `IMPROPER`.
+        Whether a token rests on NaN, or a proposal was invalid; `remaining`, `NAN` or `IMPROPER`.
     uniforms : (rows, steps, 2 gamma + 1)
-        For drafting, acceptance and the final sample of each step; `step_uniforms` are those of the
-        next one.
+        For drafting, acceptance and the final sample; `step_uniforms` are the next step's.
     record : (rows, steps, 2 gamma + 3)
         Draft tokens, number accepted, final token, number emitted, overlaps of p and q.
     path : (rows, steps, depth)
         Accepted nodes of a tree.
-    probs, log_probs : (rows, tokens, vocab), (rows, tokens)
-        Of each emitted token, if they are kept.
-    trace : (rows, steps, gamma, 3)
-        p and q of each draft token, and the r that it was tested with, if they are kept.
+    probs, log_probs, trace : (rows, tokens, vocab), (rows, tokens), (rows, steps, gamma, 3)
+        Of each emitted token; p and q of each draft token, and the r that it was tested with.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -119,16 +110,13 @@ class State:
         self.trace = zeros(steps + 1, gamma, 3, dtype=torch.float64) if setup.trace else None
 
     def enter(self, rows: Tensor, prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
-        longest = max(map(len, prompts))
-        device = self.tokens.device
-        filled = [[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts]
-        self.tokens[rows, :longest] = torch.tensor(filled, device=device)
-        self.lengths[rows] = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self.starts[rows] = self.lengths[rows]
+        tokens, lengths = side_by_side(prompts, self.tokens.device)
+        self.tokens[rows, : tokens.shape[1]] = tokens
+        self.lengths[rows] = self.starts[rows] = lengths
         self.remaining[rows], self.steps[rows] = max_new_tokens, 0
         self.has_nan[rows], self.improper[rows] = False, False
         every = torch.cat([uniforms.draft, uniforms.accept, uniforms.final[..., None]], dim=-1)
-        self.uniforms[rows, : every.shape[1]] = every.to(device)
+        self.uniforms[rows, : every.shape[1]] = every.to(tokens.device)
         self.prepare_next_step()
 
     def prepare_next_step(self) -> None:
@@ -141,11 +129,8 @@ class State:
         return torch.cat([proposal.draft_tokens, last], dim=1).scatter_(1, outcome.accepted[:, None], last)
 
     def append(self, proposal: Proposal, outcome: Outcome) -> Tensor:
-        """Append the accepted tokens and the final one to each row; return how many `(rows,)` were emitted.
-
-        Tokens after an end token or beyond `remaining` are cut off, which does not change the
-        distribution of those before.
-        """
+        """Append the accepted tokens and the final one to each row, up to an end token or `remaining`; return how many
+        `(rows,)` were emitted."""
         block = self.block(proposal, outcome)
         offsets = self.offsets[: block.shape[1]]
         emitted = torch.minimum(outcome.accepted + 1, self.remaining)
@@ -164,8 +149,7 @@ class State:
         kept[self.rows[:, None], places] = values.to(kept.dtype)
 
     def keep_trace(self, p: Tensor, proposal: Proposal, r: Tensor) -> None:
-        """Keep p and q `(rows, width, vocab)` at the draft tokens, and r `(rows, width)`; call it before
-        `remember` counts the step."""
+        """Keep p and q `(rows, width, vocab)` at the draft tokens, and r `(rows, width)`."""
         assert self.trace is not None
         tokens = proposal.draft_tokens[..., None]
         chosen = [probs.gather(-1, tokens.clamp_min(0)) for probs in (p, proposal.q)]
@@ -202,11 +186,7 @@ class State:
 
 
 class Batch:
-    """Rows that are generated together: their state, their caches, and a step.
-
-    A subclass may replace `state_class`, `runner_class` or a method; `Hooks(batch_class=...)` uses
-    it.
-    """
+    """Rows that are generated together: their state, their caches, and a step."""
 
     state_class: ClassVar[type[State]] = State
     runner_class: type[CachedModel] = CachedModel
@@ -236,7 +216,7 @@ class Batch:
         self.begins = True  # whether the next rows are the first of a call
 
     def clear(self, eos: Sequence[int]) -> None:
-        """Forget all sequences; new ones end with `eos`. Called before rows enter."""
+        """Forget all sequences; new ones end with `eos`."""
         self.runner.clear()
         for ended in (self.state.remaining, self.state.has_nan, self.state.improper):
             ended.zero_()
@@ -248,7 +228,7 @@ class Batch:
         self.state.eos.copy_(torch.tensor([*eos, *[-1] * (len(self.state.eos) - len(eos))], dtype=torch.int64))
 
     def enter(self, rows: list[int], prompts: Sequence[Sequence[int]], uniforms: Uniforms, max_new_tokens: int) -> None:
-        """Start `prompts` in `rows`: fill the target's cache, then call `Drafter.start`."""
+        """Start `prompts` in `rows`."""
         state = self.state
         index = torch.tensor(rows, device=state.tokens.device)
         state.enter(index, prompts, uniforms, max_new_tokens)
@@ -272,7 +252,7 @@ class Batch:
         return Context(self.state.tokens, self.state.lengths, self.runner.hidden_states, self.bound)
 
     def step(self, mark: Callable[[str], None] | None = None) -> None:
-        """Draft, verify, emit, for every row; `mark` is called with the name of each part as it ends."""
+        """Draft, verify, emit; `mark` is called with the name of each part as it ends."""
         self.bound.step()
         self.last = self.part("in_parts")() if mark is None else self.in_parts(mark)
 
@@ -296,7 +276,7 @@ class Batch:
         return draft_tokens, logits
 
     def propose(self, uniforms: Tensor) -> Proposal:
-        """Draft tokens from `uniforms` `(rows, gamma)`, on a CPU cut to the width of the proposal."""
+        """Draft tokens from `uniforms` `(rows, gamma)`, on a CPU as wide as the proposal."""
         if self.drafter is None:
             return nothing(self.state.lengths, self.vocab)
         proposal = self.drafter.propose(self.context, uniforms)
@@ -365,7 +345,7 @@ class Batch:
     def made_a_chain(
         self, path: Tensor, p: Tensor, logits: Tensor, proposal: Proposal
     ) -> tuple[Tensor, Tensor, Proposal]:
-        """p, logits and draft tokens along the accepted path of a tree, whose cache entries are moved."""
+        """What lies along the accepted path of a tree, whose cache entries are moved."""
         assert self.state.path is not None
         self.state.path[self.state.rows, self.state.steps] = path
         # Places after the accepted path read anything; they lie beyond the new length.
@@ -398,10 +378,7 @@ class Batch:
             parts = ["in_parts"] if not timed else parts if self.drafter is None else ["propose", *parts]
         own = weakref.proxy(self)  # else the batch and its graphs would keep each other
         for name in parts:
-            self.captured[name] = Captured(
-                lambda *given, name=name: getattr(own, name)(*given),
-                lambda: own.bound.seen,
-            )
+            self.captured[name] = Captured(lambda *given, name=name: getattr(own, name)(*given), lambda: own.bound.seen)
 
     def warm_up(self) -> None:
         """Make steps on meaningless sequences, so that layers are compiled or steps captured."""
@@ -418,7 +395,7 @@ class Batch:
             self.step()
 
     def probe(self, tokens: Tensor) -> Tensor:
-        """The target's logits of a step in rows that begin as `tokens` `(2, n)`; to be called before `clear`."""
+        """The logits of a step in rows that begin as `tokens` `(2, n)`; to be called before `clear`."""
         state = self.state
         # A token that sees no other would hide what attention does.
         length = 1 if state.gamma else min(tokens.shape[1], self.setup.slots)
@@ -433,12 +410,12 @@ class Batch:
         prefill(self.runner, state.tokens, state.lengths)
         return self.part("run_target")(entries[:, length:].contiguous())  # type: ignore[no-any-return]
 
-    def seconds_of_a_pass(self) -> float:
-        """The time that verifying gamma tokens of each row takes on a CPU; to be called after `warm_up`."""
-        draft_tokens = torch.zeros(len(self.state.rows), self.state.gamma, dtype=torch.int64)
-        begun = now(draft_tokens.device)
-        self.part("run_target")(draft_tokens)
-        return now(draft_tokens.device) - begun
+
+def side_by_side(lists: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Tokens `(rows, longest)`, padded with 0 at the end, and their numbers `(rows,)`."""
+    longest = max(map(len, lists))
+    tokens = torch.tensor([[*one, *[0] * (longest - len(one))] for one in lists], device=device)
+    return tokens, torch.tensor([len(one) for one in lists], device=device)
 
 
 def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorter: bool = False) -> None:
@@ -499,6 +476,3 @@ class ProgressReader:
             status_of_rows[row] = 1  # its new sequence has just begun
         self.new = []
         return status_of_rows
-
-    def entered(self, rows: list[int]) -> None:
-        self.new = rows

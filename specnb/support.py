@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from specnb.arguments import require_whole, shown
+from specnb.arguments import require_whole
 
 # Dtypes in which models compute; weights of other dtypes, such as float8, belong to quantised models
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -22,16 +22,12 @@ def vocabulary(model: PreTrainedModel) -> int:
     return int(model.config.get_text_config().vocab_size)
 
 
-def head_size(model: PreTrainedModel) -> int:
-    return int(getattr(model.get_output_embeddings(), "out_features", vocabulary(model)))
-
-
 def require_whole_head(model: PreTrainedModel) -> None:
-    if head_size(model) != vocabulary(model):
+    logits = getattr(model.get_output_embeddings(), "out_features", vocabulary(model))
+    if logits != vocabulary(model):
         raise ValueError(
-            f"the output head of {type(model).__name__} gives {head_size(model)} logits, and its vocabulary has "
-            f"{vocabulary(model)} tokens; only a draft may have fewer: give ModelDrafter(model, vocab=..., tokens=...) "
-            "the target's token of each logit"
+            f"the output head of {type(model).__name__} gives {logits} logits, and its vocabulary has "
+            f"{vocabulary(model)} tokens; give a model with one logit for each token"
         )
 
 
@@ -122,59 +118,30 @@ def require_context(model: PreTrainedModel | None, longest: int, max_new_tokens:
 
 
 class TokenMap:
-    """Maps between the `vocab` tokens of a target and those of a draft model.
+    """Maps between the `vocab` tokens of a target and those of a draft model with more or fewer.
 
-    The logits become those of the target's tokens, -inf if the model lacks one: q is the model's
-    distribution restricted to the target's tokens. A model with as many logits as embeddings reads
-    tokens in its own numbering, one with fewer logits in the target's; for a token that it lacks it
-    reads its token 0, which is no less exact.
-
-    Parameters
-    ----------
-    tokens
-        The target's token of each logit, each once; -1 for none. None if both number their tokens
-        alike, as padded embeddings of one family do.
+    Tokens of equal numbers are the same, as in one family with embeddings padded to different sizes.
+    The logits become those of the target's tokens, -inf if the model lacks one. For a token that it
+    lacks the model reads its token 0, which is no less exact.
 
     Examples
     --------
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> model = GPT2LMHeadModel(GPT2Config(vocab_size=3, n_embd=8, n_layer=1, n_head=2))
-    >>> TokenMap(model, vocab=5, tokens=[4, 0, -1]).logits(torch.tensor([[1.0, 2.0, 3.0]]))
-    tensor([[2., -inf, -inf, -inf, 1.]])
+    >>> TokenMap(model, vocab=5).logits(torch.tensor([[1.0, 2.0, 3.0]]))
+    tensor([[1., 2., 3., -inf, -inf]])
     """
 
-    def __init__(self, model: PreTrainedModel, vocab: int | None = None, tokens: Any = None) -> None:
-        own = vocabulary(model)
-        self.vocab = own if vocab is None else vocab
+    def __init__(self, model: PreTrainedModel, vocab: int | None = None) -> None:
+        require_whole_head(model)
+        self.own = vocabulary(model)
+        self.vocab = self.own if vocab is None else vocab
         require_whole(vocab=(self.vocab, 1))
-        if tokens is None:
-            require_whole_head(model)
-            of_logits = np.where(np.arange(own) < self.vocab, np.arange(own), -1)
-        else:
-            of_logits = torch.as_tensor(tokens).cpu().numpy()
-            known, logits = of_logits[of_logits >= 0].tolist(), head_size(model)
-            unique = len(set(known)) == len(known)
-            if of_logits.shape != (logits,) or not unique or max(known, default=self.vocab) >= self.vocab:
-                raise ValueError(
-                    f"tokens is {shown(tokens)}; it must hold for each of {logits} logits a token of the target, 0 to "
-                    f"{self.vocab - 1} and each once, or -1 for none; of offsets, as EAGLE-3's d2t has them, give "
-                    "torch.arange(len(d2t)) + d2t"
-                )
-        every, has_token = np.arange(self.vocab), of_logits >= 0
-        number = np.full(self.vocab, -1)  # of the logit of each of the target's tokens
-        number[of_logits[has_token]] = np.arange(len(of_logits))[has_token]
-        own_number = number if len(of_logits) == own else np.where(every < own, every, -1)
-        self.same_logits = np.array_equal(of_logits, every)
-        self.same_inputs = np.array_equal(own_number, every)
-        self.missing = torch.tensor(number < 0, device=model.device)
-        self.number, self.own_number = (
-            torch.tensor(one.clip(min=0), device=model.device) for one in (number, own_number)
-        )
 
     def inputs(self, tokens: Tensor) -> Tensor:
-        return tokens if self.same_inputs else self.own_number[tokens]
+        return tokens if self.vocab <= self.own else tokens.where(tokens < self.own, 0)
 
     def logits(self, logits: Tensor) -> Tensor:
-        if self.same_logits:
+        if self.vocab == self.own:
             return logits
-        return logits.index_select(-1, self.number).masked_fill(self.missing, float("-inf"))
+        return pad(logits, (0, self.vocab - self.own), value=float("-inf"))  # a negative number cuts off

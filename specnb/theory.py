@@ -40,7 +40,7 @@ def _cost(c: ArrayLike, name: str = "c") -> Array:
 
 
 def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Array:
-    """E[tokens per step] = (1 - alpha^(gamma+1)) / (1 - alpha), Equation 1; gamma = inf is an oracle for gamma.
+    """E[tokens per step] = (1 - alpha^(gamma+1)) / (1 - alpha), Equation 1.
 
     >>> expected_tokens([0.0, 0.5, 1.0], gamma=3).tolist()
     [1.0, 1.875, 4.0]
@@ -64,7 +64,7 @@ def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
 
 
 def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
-    """Time of a step in target passes over one token, gamma c + v(gamma + 1); by default v = 1 (Theorem 3.8)."""
+    """Time of a step in target passes over one token: gamma c + v(gamma + 1), by default v = 1."""
     gamma, c = np.broadcast_arrays(_gamma(gamma), _cost(c))
     # With c = 0 drafting costs 0 for any gamma, also where inf * 0 would be NaN.
     drafting = np.multiply(gamma, c, out=np.zeros(c.shape), where=c > 0)
@@ -84,8 +84,8 @@ def roofline(
     Parameters
     ----------
     ridge
-        R, the tokens for which arithmetic takes as long as reading the weights: operations per
-        second over bytes per second, times bytes per parameter, divided by 2.
+        R, the tokens for which arithmetic takes as long as reading the weights: operations over bytes
+        per second, times bytes per parameter, divided by 2.
     batch
         B, rows decoded together.
     overlap
@@ -95,8 +95,8 @@ def roofline(
 
     Notes
     -----
-    t(n) / t(1) with t(n) = reading + Bn/R - overlap min(reading, Bn/R); with full overlap the model
-    of Williams, Waterman and Patterson, CACM 52(4), 2009.
+    t(n) / t(1) with t(n) = reading + Bn/R - overlap min(reading, Bn/R); full overlap is the model of
+    Williams, Waterman and Patterson (2009).
 
     Examples
     --------
@@ -130,8 +130,7 @@ def walltime_improvement(
 
 
 def operations_increase(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> Array:
-    """Factor by which arithmetic operations grow (Theorem 3.11); `c_hat` is the draft's operations
-    over the target's."""
+    """Factor by which operations grow (Theorem 3.11); `c_hat` is the draft's over the target's."""
     alpha, gamma, c_hat = np.broadcast_arrays(_alpha(alpha), _gamma(gamma), _cost(c_hat, "c_hat"))
     with np.errstate(invalid="ignore"):
         increase = (gamma * (c_hat + 1) + 1) / expected_tokens(alpha, gamma)
@@ -141,7 +140,7 @@ def operations_increase(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) ->
 def optimal_gamma(
     alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None, largest: int = LARGEST_GAMMA
 ) -> NDArray[np.int64]:
-    """The gamma from 0 (do not speculate) to `largest` with the best improvement, the smallest of equals (section 3.5).
+    """The gamma from 0 to `largest` with the best improvement, the smallest of equals (section 3.5).
 
     >>> optimal_gamma(alpha=[0.2, 0.6, 0.9], c=0.1).tolist()
     [1, 3, 10]
@@ -153,7 +152,7 @@ def optimal_gamma(
 
 
 def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
-    """The walltime improvement at the optimal gamma; above 1 if and only if alpha > c (Corollary 3.9)."""
+    """The improvement at the optimal gamma; above 1 if and only if alpha > c (Corollary 3.9)."""
     return walltime_improvement(alpha, optimal_gamma(alpha, c, verify_cost), c, verify_cost)
 
 

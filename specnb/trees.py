@@ -1,8 +1,7 @@
 """Trees of draft tokens: their shape, their place in the cache, and ways to sample siblings.
 
-A tree is given by `parents`: for each node an earlier node, or -1 for the root, which is the newest
-token of the row. A chain is (-1, 0, 1, ...). An *entry* is the root (0) or a node (i + 1 for node
-i); entries lie in consecutive slots of the cache.
+A tree is given by `parents`: for each node an earlier node, or -1 for the root, the newest token of
+the row. An *entry* is the root (0) or a node (i + 1 for node i); entries lie in consecutive slots.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Rows = slice | Tensor  # an index of nodes or entries: a slice for a chain, whic
 
 
 class Siblings(NamedTuple):
-    """Nodes that a rule visits together: their numbers, an index of them, and one of their parents' entries."""
+    """Nodes that a rule visits together: their numbers, and indices of them and of their parents' entries."""
 
     numbers: list[int]
     nodes: Rows
@@ -31,12 +30,12 @@ class Siblings(NamedTuple):
 
 
 class TokenTree:
-    """The tree `parents` with the tables that forward passes and rules need; rules read none for a chain.
+    """The tree `parents` with the tables that forward passes and rules need.
 
     Attributes
     ----------
     depths : (nodes + 1,)
-        Depth of each entry, 0 for the root.
+        Of each entry, 0 for the root.
     ancestors : (nodes + 1, nodes + 1)
         Whether the second entry is the first or one of its ancestors.
     paths : (nodes + 1, depth)
@@ -104,7 +103,7 @@ class TokenTree:
         return (reached * self._numbers(passed)).amax(dim=-1)
 
     def first_from_leaves(self, passed: Bool[Tensor, "*batch nodes"]) -> Int[Tensor, "*batch"]:
-        """The first entry that `passed`, every subtree before its node and earlier siblings first; else the root, 0.
+        """The first entry that `passed`, in the order of `leaves_first`; else the root, 0.
 
         >>> TokenTree((-1, 0, -1)).first_from_leaves(torch.tensor([[True, False, True], [False, False, False]]))
         tensor([1, 0])
@@ -180,7 +179,7 @@ def distinct_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
 
 
 def top_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-    """The most probable token, then the second, and so on, with q one-hot; among equals the lowest token comes first.
+    """The most probable token, then the second, and so on, with q one-hot; among equals the lowest first.
 
     >>> top_children(torch.tensor([0.4, 0.2, 0.4]), [torch.tensor(0)])
     tensor([0., 0., 1.])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd  # slow to import, and the Snakefile needs names only
 
+WEIGHTS = "model.safetensors"  # of a folder with a head or vectors
 ROOT = Path(__file__).resolve().parents[1]
 
 

@@ -73,7 +73,7 @@ class EncoderDecoder(CachedModel):
         slots = torch.arange(self.read.capacity, device=tokens.device)
         given = slots < inputs[:, None]
         encoder = self.model.get_encoder()
-        given_tokens = self.own_tokens(tokens[:, :longest])
+        given_tokens = self.token_map.inputs(tokens[:, :longest])
         self.encoded = encoder(input_ids=given_tokens, attention_mask=given[:, :longest]).last_hidden_state
         mask = additive_mask(given[:, None], self.model.dtype)
         if rows is None:
@@ -94,7 +94,7 @@ class EncoderDecoder(CachedModel):
         assert self.inputs is not None
         inputs, mask = (self.inputs, self.input_mask) if rows is None else (self.inputs[rows], self.input_mask[rows])
         own = slots - inputs[:, None]
-        tokens, own = self.own_tokens(tokens), own.clamp_min(0)
+        tokens, own = self.token_map.inputs(tokens), own.clamp_min(0)
         tokens = tokens.where(own > 0, self.model.config.decoder_start_token_id)
         distance = (own[..., None] - torch.arange(self.capacity, device=own.device)).clamp_min(0)
 
@@ -120,7 +120,7 @@ class EncoderDecoder(CachedModel):
                 use_cache=True,
                 **{self.cache_argument: self.both},
             )
-        return self.target_logits(output)[:, -keep:]
+        return self.token_map.logits(output.logits)[:, -keep:]
 
 
 def with_inputs(most: int) -> type[EncoderDecoder]:

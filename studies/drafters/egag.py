@@ -14,10 +14,11 @@ import math
 import torch
 from torch import Tensor
 
-from specnb.arguments import require_number, require_whole
+from specnb.arguments import require_whole
 from specnb.distributions import Sampling
 from specnb.drafters import ChainDrafter, Context
 from studies.drafters.length import ShortenedDrafter
+from studies.drafters.tables import require_number
 
 
 class EntropyGuidedDrafter(ShortenedDrafter):

@@ -29,7 +29,8 @@ from torch.nn.functional import rms_norm, silu
 from specnb.distributions import sample
 from specnb.drafters import Context, Proposal, padded
 from specnb.formats import CONFIG
-from specnb.heads import WEIGHTS, HeadDrafter
+from specnb.heads import AttentionDrafter
+from studies.files import WEIGHTS
 
 EPSILON = 1e-6
 
@@ -49,6 +50,8 @@ class RecurrentHead(nn.Module):
     >>> head(torch.ones(3, 8), torch.ones(3, 8)).shape
     torch.Size([3, 8])
     """
+
+    hidden_layers = (-1,)
 
     def __init__(self, width: int, hidden: int, layers: int = 2) -> None:
         super().__init__()
@@ -80,6 +83,8 @@ class ParallelHeads(nn.Module):
     >>> ParallelHeads(width=8, hidden=16, count=3)(torch.ones(2, 8)).shape
     torch.Size([2, 3, 8])
     """
+
+    hidden_layers = (-1,)
 
     def __init__(self, width: int, hidden: int, count: int) -> None:
         super().__init__()
@@ -116,22 +121,39 @@ def load_head(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
     return head.to(dtype).eval()
 
 
-class FeatureDrafter(HeadDrafter):
-    """Draft tokens sampled one after the other from a `RecurrentHead`, which continues the last
-    hidden state.
+def last_hidden_state(context: Context) -> Tensor:
+    """The state `(rows, width)` from which the newest token was sampled; 0 for a row of one token."""
+    assert context.hidden_states is not None
+    at = (context.lengths - 2)[:, None, None]
+    states = context.hidden_states.take_along_dim(at.clamp_min(0), dim=1)
+    return states.where(at >= 0, 0.0)[:, 0]
 
-    There is no cache.
-    """
+
+class WithoutCache(AttentionDrafter):
+    """Draft tokens from a head that reads the last hidden state, and no tokens before it."""
+
+    may_be_left_out = False
+
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings, capturable=True)
+
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        return
+
+
+class FeatureDrafter(WithoutCache):
+    """Draft tokens sampled one after the other from a `RecurrentHead`, which continues the last
+    hidden state."""
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
-        state = context.last_hidden_state.to(self.head.scale.dtype)
+        state = last_hidden_state(context).to(self.head.scale.dtype)
         return self.next_state(state, context.newest, context.lengths - 1)
 
     def next_state(self, state: Tensor, token: Tensor, slot: Tensor) -> Tensor:
         return self.head(state, self.embedding(token))  # type: ignore[no-any-return]
 
 
-class ParallelHeadsDrafter(HeadDrafter):
+class ParallelHeadsDrafter(WithoutCache):
     """Draft tokens sampled independently of each other, each from its own one of `ParallelHeads` on
     one state.
 
@@ -149,4 +171,4 @@ class ParallelHeadsDrafter(HeadDrafter):
 
     def first_state(self, context: Context, drafted: int) -> Tensor:
         """The distributions of all heads, `(rows, count, vocab)`."""
-        return self.q(self.head(context.last_hidden_state.to(self.head.scale.dtype)))
+        return self.q(self.head(last_hidden_state(context).to(self.head.scale.dtype)))

@@ -31,13 +31,13 @@ from transformers import PreTrainedModel
 from specnb.cache import additive_mask
 from specnb.distributions import Sampling, sample, standardise
 from specnb.drafters import Context, Proposal
-from specnb.heads import WEIGHTS
 from specnb.loading import TRAINED_PAIR, load_pair
 from specnb.rules import Outcome
 from specnb.trees import TokenTree, chain
 from studies import corpus
 from studies.drafters.early_exit import shallow
 from studies.drafters.one_pass import OnePassDrafter
+from studies.files import WEIGHTS
 from studies.training import training
 from studies.training.distillation import for_acceptance
 from studies.training.training import Learner, add_note, encode, taken_over, windows

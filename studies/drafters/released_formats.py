@@ -39,10 +39,11 @@ from specnb.distributions import Sampling
 from specnb.drafters import Context
 from specnb.heads import AttentionDrafter, Eagle3Head, NextTokenHead
 from specnb.loading import load_model
-from specnb.released import load_drafter, save_head
+from specnb.released import load_drafter
 from specnb.sampler import generate
 from studies.drafters import speculators_pass
 from studies.study import Study
+from studies.training.released_heads import save_head
 
 VOCAB, WIDTH, LAYERS, KEPT = 48, 32, 8, 20
 NO_SPECIAL: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}

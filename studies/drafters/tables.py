@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.arguments import require_number, require_whole, shown
+from specnb.arguments import require_whole, shown
 from specnb.distributions import Sampling, standardise_probs
 from specnb.drafters import ChainDrafter, Context
 from specnb.rules import Outcome
@@ -164,6 +164,12 @@ class MixtureDrafter(ChainDrafter):
     def update(self, context: Context, outcome: Outcome) -> None:
         self.first.update(context, outcome)
         self.second.update(context, outcome)
+
+
+def require_number(most: float, **numbers: float) -> None:
+    for name, value in numbers.items():
+        if not 0 <= value <= most:
+            raise ValueError(f"{name} is {value!r}; it must lie in [0, {most:g}]")
 
 
 def require_part(name: str, drafter: Any) -> None:

@@ -51,13 +51,12 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, Qwen3Config
 
-from specnb import released
 from specnb.distributions import overlap
 from specnb.heads import Eagle3Head, NextTokenHead
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from studies import corpus, study
 from studies.drafters.heads import ParallelHeads, RecurrentHead, save_head
-from studies.training import training
+from studies.training import released_heads, training
 from studies.training.chains import Chains, TrainedEagle3, TrainedNextToken, drafted
 from studies.training.distillation import for_acceptance
 from studies.training.evaluation import PROMPT, Files, held_out_windows, means, text_and_samples
@@ -327,7 +326,7 @@ def ship(plan: Plan, folder: Path = TRAINED_PAIR) -> list[Path]:
     for name, student in ((name, students[of]) for name, of in shipped.items()):
         head, place = student.head, folder / f"draft-{name}"
         if isinstance(head, Eagle3Head | NextTokenHead):
-            released.save_head(head.bfloat16(), place, pair.target, name="data/pair/target", gamma=DEPTHS)
+            released_heads.save_head(head.bfloat16(), place, pair.target, name="data/pair/target", gamma=DEPTHS)
         else:
             save_head(head, place)
         note = {"of": "data/pair/target", "from": "random weights", "objective": "forward KL, then total variation"}

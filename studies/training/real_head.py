@@ -32,7 +32,6 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from specnb.distributions import Sampling
 from specnb.heads import Eagle3Head
-from specnb.released import save_head
 from specnb.rules import Outcome
 from specnb.sampler import Hooks, generate
 from specnb.statistics import ratio_of_sums
@@ -43,6 +42,7 @@ from studies.real.smollm2 import as_chat, head_drafter, model_and_tokenizer, pro
 from studies.real.workloads import KINDS
 from studies.training.chains import Chains, TrainedEagle3
 from studies.training.distillation import for_acceptance
+from studies.training.released_heads import save_head
 from studies.training.training import Learner, adam, add_note, size_of, taken_over, train
 
 FOLDER = corpus.DATA / "smollm2-eagle3"

@@ -1,4 +1,4 @@
-"""Whole numbers and numbers in an interval: what is allowed, and what is not."""
+"""Whole numbers: what is allowed, and what is not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from specnb.arguments import require_number, require_whole, whole, whole_numbers
+from specnb.arguments import require_whole, whole, whole_numbers
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), torch.tensor(3), torch.tensor([3])])
@@ -33,10 +33,3 @@ def test_lists_arrays_and_tensors_are_lists_of_numbers(values: Any) -> None:
 @pytest.mark.parametrize("values", [3, "31", b"31", {3, 1}, iter([3]), [0.5], [[3]], np.array([True]), np.array(3)])
 def test_other_things_are_no_lists_of_numbers(values: Any) -> None:
     assert whole_numbers(values) is None
-
-
-def test_a_number_lies_in_the_interval_or_at_its_ends() -> None:
-    require_number(most=1.0, one=0, other=1)
-    for value in (-1e-9, 1.5, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match=r"weight is .*; it must lie in \[0, 1\]"):
-            require_number(most=1.0, weight=value)

@@ -532,7 +532,7 @@ def test_a_status_that_is_not_waited_for_is_not_the_one_copied(
     for expected in ([5, 5], [4, 4]):
         state.status -= 1
         assert (reader.read() == expected) == waits
-    reader.entered([1])
+    reader.new = [1]
     assert (reader.read() == [3, 1]) == waits
 
 

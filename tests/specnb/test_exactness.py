@@ -174,15 +174,6 @@ def test_a_drafter_is_judged_by_the_q_that_it_reports() -> None:
     assert "ReportsRaw is NOT exact" in str(found)
 
 
-class OfStates(UniformDrafter):
-    hidden_layers = (-1,)
-
-
-def test_a_drafter_on_hidden_states_is_not_judged() -> None:
-    with pytest.raises(TypeError, match="OfStates reads hidden states"):
-        judge_drafter(OfStates(3))
-
-
 @pytest.mark.parametrize("drafter", [Silent(), Random(3), Doubled(3)])
 def test_what_cannot_be_judged_is_refused(drafter: ChainDrafter) -> None:
     with pytest.raises(ValueError, match=r"proposes|sums"):

@@ -21,8 +21,9 @@ from transformers import LlamaConfig, PreTrainedModel, Qwen3Config
 from specnb.distributions import Sampling
 from specnb.heads import AttentionDrafter, Eagle3Head, NextTokenHead
 from specnb.loading import in_double, load_model
-from specnb.released import load_drafter, save_head
+from specnb.released import load_drafter
 from specnb.sampler import generate
+from studies.training.released_heads import save_head
 
 WIDTH = 8
 LAYERS = 8  # of the target, so that EAGLE-3's default layers are three
@@ -314,16 +315,8 @@ def medusa_pickle(folder: Path) -> None:
     torch.save({"0.0.linear.weight": torch.zeros(1)}, folder / "medusa_lm_head.pt")
 
 
-def eagle1_pickle(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps(llama_settings(architectures=["LlamaForCausalLM"])))
-    torch.save(
-        {"fc.weight": torch.zeros(1), "layers.0.mlp.up_proj.weight": torch.zeros(1)}, folder / "pytorch_model.bin"
-    )
-
-
 OTHERS: dict[str, Callable[[Path], object]] = {
     "an EAGLE-1 or EAGLE-2 head": released(llama_settings(), "fc.weight", "layers.0.self_attn.q_proj.weight"),
-    "an EAGLE-1 or EAGLE-2 head, pickled": eagle1_pickle,
     "Medusa heads": released({"model_type": "medusa", "medusa_num_heads": 3}, "0.0.linear.weight", "0.1.weight"),
     "Medusa heads, pickled": medusa_pickle,
     "a DFlash draft": released({"architectures": ["DFlashDraftModel"], "block_size": 8}, "fc.weight"),

@@ -141,15 +141,6 @@ def test_a_proposal_that_is_no_distribution_is_reported(
             generate(TARGET, [[1, 2], [0]], Proposing(change, parents), **asked)
 
 
-def test_a_drafter_must_ask_for_hidden_states() -> None:
-    class Careless(TableDrafter):
-        def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-            return Proposal(uniforms, context.last_hidden_state)
-
-    with pytest.raises(ValueError, match="hidden_layers"):
-        generate(TARGET, PROMPTS, Careless(table()), max_new_tokens=2, progress=False)
-
-
 def test_a_proposal_of_a_row_that_has_ended_is_not_checked() -> None:
     class Careless(Proposing):
         """Twice a distribution where a sequence has ended."""

@@ -16,7 +16,14 @@ from specnb.distributions import Sampling, standardise_probs
 from specnb.drafters import Context, TreeDrafter
 from specnb.rules import Outcome
 from specnb.sampler import generate
-from studies.drafters.tables import DISCOUNT, MixtureDrafter, NgramDrafter, NgramModel, UniformDrafter
+from studies.drafters.tables import (
+    DISCOUNT,
+    MixtureDrafter,
+    NgramDrafter,
+    NgramModel,
+    UniformDrafter,
+    require_number,
+)
 
 VOCAB = 5
 
@@ -113,3 +120,10 @@ def test_the_parts_of_a_mixture_are_told_what_became_of_its_tokens() -> None:
     first, second = Told(table()), Told(table())
     made = generate(llama(), [[1]], MixtureDrafter(first, second, 0.5), gamma=2, max_new_tokens=6)
     assert first.steps == second.steps == made.record.target_passes[0]
+
+
+def test_a_number_lies_in_the_interval_or_at_its_ends() -> None:
+    require_number(most=1.0, one=0, other=1)
+    for value in (-1e-9, 1.5, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"weight is .*; it must lie in \[0, 1\]"):
+            require_number(most=1.0, weight=value)

@@ -10,9 +10,9 @@ import torch
 
 from specnb.distributions import Sampling, overlap
 from specnb.drafters import Context
-from specnb.heads import Eagle3Head, HeadDrafter, NextTokenHead
+from specnb.heads import AttentionDrafter, Eagle3Head, NextTokenHead
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
-from specnb.released import load_drafter, save_head
+from specnb.released import load_drafter
 from specnb.sampler import generate
 from studies import corpus
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter
@@ -29,6 +29,7 @@ from studies.training.feature_drafts import (
     states_of,
     students_of,
 )
+from studies.training.released_heads import save_head
 
 PLAN = Plan(steps=4, rows=2, length=40, hidden=8, wide=8, compiled=False)
 CHAINED = (EAGLE3, PENULTIMATE, NEXT_TOKEN)
@@ -57,7 +58,7 @@ def with_random_weights(pair: Pair) -> dict[str, Student]:
     return students
 
 
-def drafter_of(pair: Pair, name: str, head: Any, folder: Path) -> HeadDrafter:
+def drafter_of(pair: Pair, name: str, head: Any, folder: Path) -> AttentionDrafter:
     """With the trained head; of those that other engines load, with what they read."""
     if name in DRAFTERS:
         return DRAFTERS[name](pair.target, head)  # type: ignore[no-any-return]
