@@ -1,8 +1,8 @@
 """The paper: `python -m paper` makes `paper/paper.pdf` and, as LaTeX, `paper/tables/` from the
 results under `out()`.
 
-The compiler sees the texts of this folder, the results and the figures, and nothing else: they are
-put into an empty folder first. Numbers, tables and conditions are Typst: `numbers.typ`,
+The compiler sees the texts of this folder, the results, the figures and what `of_code` says of the
+test, and nothing else: they are put into an empty folder first. Numbers, tables and conditions are Typst: `numbers.typ`,
 `tables.typ` and `remarks.typ`, which look up results with `results.typ`. What is missing, and a
 statement that the results contradict, stops the build by its name.
 """
@@ -12,12 +12,39 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections import Counter
+from functools import cache
+from inspect import signature
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 import typst
 
+from audit_studies.power.audit_comparison import SUITE
+from specnb_audit import alternatives, auditor, bets, evidence, low_acceptance, numerics, uniforms
 from studies.files import ROOT, out, write
+
+
+@cache
+def of_code() -> dict[str, Any]:
+    """What the paper says of the test as it is in the code: its constants, its kinds of bets with
+    how many each has, and the known bugs that it is tried on."""
+    p = torch.tensor([[0.5, 0.3, 0.2]])
+    counted = [Counter(bets.Bets().bets_on(bets.Row([0], p, q)).alternatives) for q in (None, p.flip(-1))]
+    kinds = [
+        {"kind": kind, "bets": counted[1][kind], "without": counted[0][kind], "meaning": meaning}
+        for kind, meaning in alternatives.ALTERNATIVES.items()
+    ]
+    bugs = [{"bug": name, "reported": bug.reported_in, "what": bug.description} for name, bug in SUITE.items()]
+    constants = {
+        "stakes": evidence.STRENGTHS, "bins": uniforms.BINS, "initial": uniforms.LEARNING, "edges": uniforms.EDGES,
+        "early": bets.EARLY, "late": bets.LATE, "of_all": evidence.ALL_TOKENS_WEIGHT, "likely": alternatives.LIKELY,
+        "level": signature(low_acceptance.explain_acceptance).parameters["level"].default,
+        "share": auditor.SHARE, "orders": [round(float(order), 3) for order in numerics.ORDERS],
+    }  # fmt: skip
+    return constants | {"kinds": kinds, "bugs": bugs}
 
 
 def assembled(folder: Path, results: Path) -> dict[str, str]:
@@ -30,7 +57,10 @@ def assembled(folder: Path, results: Path) -> dict[str, str]:
     for pattern in ("*.typ", "*.bib"):
         for source in (ROOT / "paper").glob(pattern):
             shutil.copy(source, folder)
-    parts = [(ROOT, "data/errata.csv"), (ROOT, "audit/data/engines/kernels.csv")]
+    (folder / "code.json").write_text(json.dumps(of_code()))
+    of_pair = ["corpus.csv", "pair/quality.csv", "pair/target/config.json", "pair/draft/config.json"]
+    parts = [(ROOT, f"data/{name}") for name in ("errata.csv", *of_pair)]
+    parts += [(ROOT, f"audit/data/{name}") for name in ("engines/kernels.csv", "reference/*_speeds.csv")]
     for home in ("", "audit/"):
         of_notebooks = [(results, f"{home}data/results/[0-9]*.*"), (results, f"{home}figures/*.pdf")]
         parts += [(ROOT, f"{home}data/results/[a-z]*.*"), *of_notebooks]

@@ -139,13 +139,33 @@ def within(ratio: ArrayLike, tolerance: float = 0.10) -> NDArray[np.bool_]:
     return np.asarray(np.abs(np.asarray(ratio, dtype=np.float64) - 1) <= tolerance)
 
 
+def rivals(rows: pd.DataFrame) -> pd.DataFrame:
+    """What else could be said of each row: `one`, that nothing is gained; `of_study`, the median of the other speed-ups
+    of its table; `scaled`, the prediction times the median ratio of the other tables."""
+    of_table = rows.groupby("table", sort=False)
+    of_study = of_table.measured.transform(lambda one: [one.drop(at).median() for at in one.index])
+    factor = rows.table.map({name: rows.ratio[rows.table != name].median() for name in rows.table.unique()})
+    return pd.DataFrame({"one": 1.0, "of_study": of_study, "scaled": rows.predicted * factor}, rows.index)
+
+
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """For each table and for all rows: how many, how many `within`, above and below that, the median ratio and the
-    one furthest from 1."""
-    parts = [*rows.groupby("table", sort=False), ("all", rows)]
-    return pd.DataFrame(
-        {"table": name, "rows": len(part), "within": int(within(part.ratio).sum()),
-         "slower": int((part.ratio < 0.9).sum()), "faster": int((part.ratio > 1.1).sum()),
-         "median": part.ratio.median(), "worst": part.ratio[np.log(part.ratio).abs().idxmax()]}
-        for name, part in parts
-    )  # fmt: skip
+    one furthest from 1; `error`, the median of |measured / predicted - 1|; of the `costed` rows, whose v is known
+    apart, how many are within with it and with v = 1 (`free`); and the same of `rivals`."""
+    off = {"error": rows.ratio - 1}
+    off |= {f"error_{name}": rows.measured / one - 1 for name, one in rivals(rows).items()}
+    errors = pd.DataFrame(off).abs()
+    parts = [*rows.groupby("table", sort=False).groups.items(), ("all", rows.index)]
+    lines = []
+    for name, index in parts:
+        part, known, error = rows.loc[index], rows.loc[index].dropna(subset="free"), errors.loc[index]
+        line = {
+            "table": name, "rows": len(part), "within": int(within(part.ratio).sum()),
+            "slower": int((part.ratio < 0.9).sum()), "faster": int((part.ratio > 1.1).sum()),
+            "median": part.ratio.median(), "worst": part.ratio[np.log(part.ratio).abs().idxmax()],
+            "costed": len(known), "costed_within": int(within(known.ratio).sum()),
+            "free_within": int(within(known.measured / known.free).sum()),
+        }  # fmt: skip
+        line |= {column.replace("error", "within"): int((error[column] <= 0.1).sum()) for column in list(error)[1:]}
+        lines.append(line | error.median().to_dict())
+    return pd.DataFrame(lines)
