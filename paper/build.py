@@ -2,9 +2,9 @@
 results under `out()`.
 
 The compiler sees the texts of this folder, the results, the figures and what `of_code` says of the
-test, and nothing else: they are put into an empty folder first. Numbers, tables and conditions are Typst: `numbers.typ`,
-`tables.typ` and `remarks.typ`, which look up results with `results.typ`. What is missing, and a
-statement that the results contradict, stops the build by its name.
+test, and nothing else: they are put into an empty folder first. Numbers, tables and conditions are
+Typst: `numbers.typ`, `tables.typ` and `remarks.typ`, which look up results with `results.typ`. What
+is missing, and a statement that the results contradict, stops the build by its name.
 """
 
 from __future__ import annotations
