@@ -150,8 +150,9 @@ def rivals(rows: pd.DataFrame) -> pd.DataFrame:
 
 def summary(rows: pd.DataFrame) -> pd.DataFrame:
     """For each table and for all rows: how many, how many `within`, above and below that, the median ratio and the
-    one furthest from 1; `error`, the median of |measured / predicted - 1|; of the `costed` rows, whose v is known
-    apart, how many are within with it and with v = 1 (`free`); and the same of `rivals`."""
+    one furthest from 1; of how many the costs are from `elsewhere`; of the `costed` rows, whose v is known apart, how
+    many are within with it and with v = 1 (`free`); `error`, the median of |measured / predicted - 1|; and both of
+    `rivals`."""
     off = {"error": rows.ratio - 1}
     off |= {f"error_{name}": rows.measured / one - 1 for name, one in rivals(rows).items()}
     errors = pd.DataFrame(off).abs()
@@ -163,7 +164,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
             "table": name, "rows": len(part), "within": int(within(part.ratio).sum()),
             "slower": int((part.ratio < 0.9).sum()), "faster": int((part.ratio > 1.1).sum()),
             "median": part.ratio.median(), "worst": part.ratio[np.log(part.ratio).abs().idxmax()],
-            "costed": len(known), "costed_within": int(within(known.ratio).sum()),
+            "elsewhere": int((part.costs != TIMED).sum()), "costed": len(known),
+            "costed_within": int(within(known.ratio).sum()),
             "free_within": int(within(known.measured / known.free).sum()),
         }  # fmt: skip
         line |= {column.replace("error", "within"): int((error[column] <= 0.1).sum()) for column in list(error)[1:]}

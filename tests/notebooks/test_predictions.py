@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from notebooks.support.predictions import BORROWED, SETTINGS, pooled
+from notebooks.support.predictions import BORROWED, SETTINGS, pooled, rivals, summary
 from studies import study
 from studies.files import ROOT
 
@@ -68,6 +68,21 @@ def test_the_ratio_is_measured_over_predicted(rows: pd.DataFrame) -> None:
     found = rows[rows.table == "bench_regimes"].set_index(regimes.index)
     assert found.predicted.to_numpy() == pytest.approx((regimes.tokens_per_step / step).to_numpy())
     assert found.free.to_numpy() == pytest.approx((regimes.tokens_per_step / (step - regimes.v + 1)).to_numpy())
+
+
+def test_rivals_know_nothing_of_the_row_that_they_predict(rows: pd.DataFrame) -> None:
+    found, own = rivals(rows), rows.index[rows.table == "drafters"]
+    one = rows.assign(measured=rows.measured.where(rows.index != own[0], 9.0))
+    assert rivals(one).of_study[own[0]] == found.of_study[own[0]]
+    table = rows.assign(ratio=rows.ratio.where(rows.table != "drafters", 9.0))
+    assert (rivals(table).scaled[own] == found.scaled[own]).all()
+
+
+def test_all_rows_are_summed_up_once(rows: pd.DataFrame) -> None:
+    found = summary(rows).set_index("table")
+    counts = ["rows", "within", "slower", "faster", "costed", "costed_within", "free_within", "within_one"]
+    assert (found.drop(index="all")[counts].sum() == found.loc["all", counts]).all()
+    assert (found[["within", "slower", "faster"]].sum(axis=1) == found.rows).all()
 
 
 def test_every_table_was_made_by_committed_code() -> None:

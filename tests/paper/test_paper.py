@@ -59,6 +59,7 @@ def test_numbers_are_printed_as_python_does(tmp_path: Path) -> None:
 
 # Columns of which the contrary is no other sign: ratios, and counts of which none may be there.
 PLANTED: list[tuple[str, str, object]] = [
+    ("12_tables", "faster", 999),
     ("audit/03_anytime", "more", 99),
     ("audit/engines", "verdict", "rejected"),
     ("06_every_tree", "different: A.4", 1),
