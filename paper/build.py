@@ -42,6 +42,7 @@ def of_code() -> dict[str, Any]:
         "stakes": evidence.STRENGTHS, "bins": uniforms.BINS, "initial": uniforms.LEARNING, "edges": uniforms.EDGES,
         "early": bets.EARLY, "late": bets.LATE, "of_all": evidence.ALL_TOKENS_WEIGHT, "likely": alternatives.LIKELY,
         "level": signature(low_acceptance.explain_acceptance).parameters["level"].default,
+        "tolerance": signature(low_acceptance.explain_acceptance).parameters["tolerance"].default,
         "share": auditor.SHARE, "orders": [round(float(order), 3) for order in numerics.ORDERS],
     }  # fmt: skip
     return constants | {"kinds": kinds, "bugs": bugs}
