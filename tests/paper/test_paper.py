@@ -61,6 +61,7 @@ def test_numbers_are_printed_as_python_does(tmp_path: Path) -> None:
 PLANTED: list[tuple[str, str, object]] = [
     ("12_tables", "faster", 999),
     ("audit/03_anytime", "more", 99),
+    ("audit/03_detection", "group", "held out"),
     ("audit/engines", "verdict", "rejected"),
     ("06_every_tree", "different: A.4", 1),
     ("beam_speeds", "machine", "NVIDIA H200"),
