@@ -51,5 +51,5 @@ def test_the_speed_up_is_over_the_way_that_is_named(monkeypatch: pytest.MonkeyPa
 
 def test_every_drafter_samples_as_the_target() -> None:
     drafters: list[Any] = list(drafters_of(load_pair(), Sampling(0.0), False).values())
-    assert len(drafters) == 5
+    assert len(drafters) == 6
     assert {drafter.sampling for drafter in drafters[1:]} == {Sampling(temperature=0.0)}
