@@ -6,6 +6,7 @@ whose own search then goes down the tree while all its beams are in it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -29,6 +30,7 @@ from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
 from specnb.sampler import require_models
 from specnb.support import TokenMap, require_context, vocabulary
 
+LARGEST_POWER = 100.0  # of ten, of a length to the length penalty
 Path = tuple[int, ...]  # a node of the tree of continuations: the tokens from the prompt to it
 
 
@@ -68,6 +70,13 @@ class BeamSettings:
 
     def __post_init__(self) -> None:
         require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
+        # Up to which the powers of all lengths are numbers
+        most = LARGEST_POWER / math.log10(max(self.max_new_tokens, 2))
+        if not abs(self.length_penalty) <= most:
+            raise ValueError(
+                f"length_penalty is {self.length_penalty!r}; for {self.max_new_tokens} tokens it must lie in "
+                f"[-{most:.3g}, {most:.3g}], where 1 is the mean"
+            )
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
 
@@ -110,8 +119,7 @@ def extend(state: Beams, log_p: Float[Tensor, "beams vocab"], settings: BeamSett
         raise FloatingPointError("the target's distributions have NaN; look for an overflow in the model (its dtype)")
     width, length = settings.width, len(state.paths[0]) + 1
     at_end = length == settings.max_new_tokens
-    totals = state.scores.to(log_p.device)[:, None] + log_p  # float64, as scores are
-    parents, tokens, scores = best(totals, width * max(2, 1 + len(settings.eos)))
+    parents, tokens, scores = best(_totals(state.scores, log_p), width * max(2, 1 + len(settings.eos)))
     children = [(*state.paths[parent], token) for parent, token in zip(parents, tokens, strict=True)]
     ends = [at_end or token in settings.eos for token in tokens]
 
@@ -123,6 +131,10 @@ def extend(state: Beams, log_p: Float[Tensor, "beams vocab"], settings: BeamSett
     running = [i for i, end in enumerate(ends) if not end][:width]
     extended = Beams(tuple(children[i] for i in running), scores[running], finished)
     return extended._replace(ended=at_end or is_over(extended, settings))
+
+
+def _totals(scores: Float[Tensor, " beams"], log_p: Float[Tensor, "beams vocab"]) -> Float[Tensor, "beams vocab"]:
+    return scores.to(log_p.device)[:, None] + log_p  # float64, as scores are
 
 
 def is_over(state: Beams, settings: BeamSettings) -> bool:
@@ -144,8 +156,7 @@ def draft_levels(
     """
     paths, scores = state.paths, state.scores
     for _ in range(min(gamma, settings.max_new_tokens - 1 - len(paths[0]))):
-        log_q = draft(paths)
-        totals = scores.to(log_q.device)[:, None] + log_q
+        totals = _totals(scores, draft(paths))
         totals[:, list(settings.eos)] = -torch.inf
         parents, tokens, scores = best(totals, width)
         paths = tuple((*paths[parent], token) for parent, token in zip(parents, tokens, strict=True))

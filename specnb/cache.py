@@ -380,9 +380,14 @@ def crop(
 
 def _length(cache: DynamicCache | TupleCache) -> int:
     if isinstance(cache, tuple):
-        lengths = {tensor.shape[-2] for keys, values, *_ in cache for tensor in (keys, values)}
-        if len(lengths) != 1:
-            raise TypeError(f"the tensors of a tuple cache must be of one length, axis -2: {sorted(lengths)}")
+        if not cache or not all(
+            isinstance(layer, tuple) and len(layer) in (2, 4) and all(isinstance(part, Tensor) for part in layer[:2])
+            for layer in cache
+        ):
+            raise TypeError("a tuple cache holds a tuple of 2 tensors (4 with an encoder) per layer; this one does not")
+        lengths = {tensor.shape[-2] for layer in cache for tensor in layer[:2]}
+        if len(lengths) > 1:
+            raise TypeError(f"the tensors of this tuple cache differ in length, axis -2: {sorted(lengths)}")
         return int(lengths.pop())
     reason = why_not_croppable(cache)
     if reason:

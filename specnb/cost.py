@@ -42,6 +42,10 @@ class Costs:
         """c: a draft pass over one token, in target passes over one token (Definition 3.7)."""
         return ratio_of_medians(self.draft, self.target[:, 0])
 
+    @property
+    def verify_costs(self) -> list[Estimate]:
+        return [ratio_of_medians(column, self.target[:, 0]) for column in self.target.T]
+
     def verify_cost(self, n: ArrayLike) -> Array:
         """v(n): a target pass over n tokens, in passes over one; linear between measured lengths."""
         n = np.asarray(n)

@@ -74,6 +74,11 @@ def _names(folder: Path) -> set[str]:
     for file in sorted(folder.glob("*.safetensors")):
         with opened(file) as tensors:
             names.update(tensors.keys())
+    if not names and (folder / "pytorch_model.bin").is_file():
+        try:
+            names.update(torch.load(folder / "pytorch_model.bin", map_location="meta", weights_only=True))
+        except NO_TENSORS:  # transformers says what a model needs instead
+            return names
     return names
 
 

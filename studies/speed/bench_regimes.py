@@ -15,7 +15,6 @@ import torch
 from specnb.cost import measure_costs, mid_generation
 from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
-from specnb.statistics import ratio_of_medians
 from studies.speed.pairs import PROMPT_TOKENS, prompts_of
 from studies.speed.speeds import measure_speeds
 from studies.speed.synthetic import DRAFT, TARGET, Shape, synthetic_pair
@@ -62,7 +61,7 @@ def measure(regime: str, repetitions: int, new_tokens: int) -> Iterator[dict[str
         )  # fmt: skip
         yield (
             {"regime": regime, "x": x, "pair": name, "gamma": GAMMA} | conditions(pair)
-            | columns("c", costs.cost_ratio) | columns("v", ratio_of_medians(costs.target[:, 1], costs.target[:, 0]))
+            | columns("c", costs.cost_ratio) | columns("v", costs.verify_costs[1])
             | columns("measured", speeds.improvement(GAMMA, refilled=True))
             | {"tokens_per_step": speeds.tokens_per_step(GAMMA)}
         )  # fmt: skip

@@ -138,6 +138,7 @@ def test_the_last_positions_can_be_searched() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
+        *({"length_penalty": penalty} for penalty in (float("nan"), 2**24, -1100, 700.0)),
         {"width": 0}, {"prompt": [[1], [2]]}, {"draft": PromptLookupDrafter(VOCAB)},
         {"early_stopping": "always"}, {"early_stopping": 1}, {"gamma": 0}, {"eos": 7},
         {"max_new_tokens": LIMIT}, {"target": llama(VOCAB).train()},

@@ -33,6 +33,7 @@ def test_forward_passes_see_the_right_tokens_slots_and_rows(pair: Pair) -> None:
     for hook in hooks:
         hook.remove()
     assert (costs.target.shape, costs.draft.shape, costs.cost_ratio.n) == ((5, 2), (5,), 5)
+    assert costs.verify_costs[0] == (1.0, 1.0, 1.0, 5)
     assert min(costs.target.min(), costs.draft.min()) > 0
     # The prompt, for each length.
     caches = [("target", (4, 7), 0, 24)] * 2 + [("draft", (4, 7), 0, 24)]

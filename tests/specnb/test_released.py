@@ -315,8 +315,16 @@ def medusa_pickle(folder: Path) -> None:
     torch.save({"0.0.linear.weight": torch.zeros(1)}, folder / "medusa_lm_head.pt")
 
 
+def eagle1_pickle(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(llama_settings(architectures=["LlamaForCausalLM"])))
+    torch.save(
+        {"fc.weight": torch.zeros(1), "layers.0.mlp.up_proj.weight": torch.zeros(1)}, folder / "pytorch_model.bin"
+    )
+
+
 OTHERS: dict[str, Callable[[Path], object]] = {
     "an EAGLE-1 or EAGLE-2 head": released(llama_settings(), "fc.weight", "layers.0.self_attn.q_proj.weight"),
+    "an EAGLE-1 or EAGLE-2 head, pickled": eagle1_pickle,
     "Medusa heads": released({"model_type": "medusa", "medusa_num_heads": 3}, "0.0.linear.weight", "0.1.weight"),
     "Medusa heads, pickled": medusa_pickle,
     "a DFlash draft": released({"architectures": ["DFlashDraftModel"], "block_size": 8}, "fc.weight"),
