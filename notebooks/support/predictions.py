@@ -153,13 +153,11 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     one furthest from 1; of how many the costs are from `elsewhere`; of the `costed` rows, whose v is known apart, how
     many are within with it and with v = 1 (`free`); `error`, the median of |measured / predicted - 1|; and both of
     `rivals`."""
-    off = {"error": rows.ratio - 1}
-    off |= {f"error_{name}": rows.measured / one - 1 for name, one in rivals(rows).items()}
-    errors = pd.DataFrame(off).abs()
+    of_rival = pd.DataFrame({name: rows.measured / one for name, one in rivals(rows).items()})
     parts = [*rows.groupby("table", sort=False).groups.items(), ("all", rows.index)]
     lines = []
     for name, index in parts:
-        part, known, error = rows.loc[index], rows.loc[index].dropna(subset="free"), errors.loc[index]
+        part, known, rival = rows.loc[index], rows.loc[index].dropna(subset="free"), of_rival.loc[index]
         line = {
             "table": name, "rows": len(part), "within": int(within(part.ratio).sum()),
             "slower": int((part.ratio < 0.9).sum()), "faster": int((part.ratio > 1.1).sum()),
@@ -168,6 +166,7 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
             "costed_within": int(within(known.ratio).sum()),
             "free_within": int(within(known.measured / known.free).sum()),
         }  # fmt: skip
-        line |= {column.replace("error", "within"): int((error[column] <= 0.1).sum()) for column in list(error)[1:]}
-        lines.append(line | error.median().to_dict())
+        line |= {f"within_{name}": int(within(ratio).sum()) for name, ratio in rival.items()}
+        line["error"] = (part.ratio - 1).abs().median()
+        lines.append(line | {f"error_{name}": (ratio - 1).abs().median() for name, ratio in rival.items()})
     return pd.DataFrame(lines)

@@ -23,36 +23,33 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from time import perf_counter
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from specnb import step as loop
 from specnb.cache import slots_for
-from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
-from specnb.heads import FallbackDrafter
 from specnb.sampler import Sampler
-from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of
-from studies.real.workloads import COPIED, MIXED, OF_HEAD
+from studies.real.smollm2 import model_and_tokenizer, prompts_of
+from studies.real.workloads import COPIED, copies_or_head
 from studies.study import Study
 
 WHOLE = "step"
 
 
 class Stopwatch:
-    """Seconds and calls, inside `WHOLE`, of functions that are replaced by `watch`, until `release`."""
+    """Seconds and calls, inside `WHOLE`, of functions that are watched."""
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.calls: Counter[str] = Counter()
-        self.replaced: list[tuple[Any, str, Any]] = []
         self.inside = False
 
-    def watch(self, part: str, owner: Any, name: str) -> None:
-        function: Callable[..., Any] = getattr(owner, name)
-
+    def watched(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*given: Any, **named: Any) -> Any:
             before, begun = self.inside, perf_counter()
             self.inside = before or part == WHOLE
@@ -63,15 +60,7 @@ class Stopwatch:
             self.inside = before
             return found
 
-        self.replaced.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, timed)
-
-    def release(self) -> None:
-        for owner, name, before in self.replaced:
-            if before is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, before)
+        return timed
 
 
 def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) -> Iterator[dict[str, Any]]:
@@ -80,26 +69,23 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int) 
     torch.set_num_threads(threads)
     target, tokenizer = model_and_tokenizer(dtype)
     sampling, asked = Sampling(float(temperature)), prompts_of(tokenizer, kind, prompts)
-    copies = PromptLookupDrafter(target.config.vocab_size, shortest=MIXED)
-    drafter = FallbackDrafter(copies, head_drafter(target, sampling, compile="auto", most=OF_HEAD))
+    drafter = copies_or_head(target, sampling)
     slots = slots_for(max(map(len, asked)), new_tokens, COPIED)
     sampler = Sampler(target, drafter, gamma=COPIED, sampling=sampling, rows=1, slots=slots, progress=False)
     sampler.generate(asked[0], max_new_tokens=new_tokens)  # packs, and makes the batch
     batch: Any = sampler.batch
     watch = Stopwatch()
     watched = {
-        WHOLE: (batch, "step"), "propose": (batch, "propose"), "search": (copies, "propose"),
+        WHOLE: (batch, "step"), "propose": (batch, "propose"), "search": (drafter.copy, "propose"),
         "head": (drafter.head, "propose"), "target pass": (batch, "run_target"),
         "verify and emit": (batch, "verify_and_emit"), "distributions": (loop, "standardise"), "rule": (batch, "rule"),
         "validity": (batch, "valid_tokens"), "overlap": (loop, "overlap"), "append": (batch.state, "append"),
         "record": (batch.state, "remember"),
     }  # fmt: skip
-    for part, where in watched.items():
-        watch.watch(part, *where)
-    try:
+    with ExitStack() as replaced:
+        for part, (owner, name) in watched.items():
+            replaced.enter_context(patch.object(owner, name, watch.watched(part, getattr(owner, name))))
         made = [sampler.generate(prompt, max_new_tokens=new_tokens, eos=tokenizer.eos_token_id) for prompt in asked]
-    finally:
-        watch.release()
     steps, tokens = watch.calls[WHOLE], sum(len(tokens) for one in made for tokens in one.tokens)
     for part in watched:
         yield {

@@ -30,7 +30,7 @@ from specnb.copies import PromptLookupDrafter
 from specnb.cost import measure_costs
 from specnb.distributions import Sampling
 from specnb.fast import Compile
-from specnb.heads import AttentionDrafter, FallbackDrafter
+from specnb.heads import FallbackDrafter
 from specnb.loading import Pair
 from specnb.sampler import Hooks, Sampler, generate
 from studies.real import llama_cpp
@@ -50,22 +50,23 @@ CONTEXT = 192  # tokens before the forward passes that are timed alone
 LENGTHS = (1, 3, 6, 11)  # of the forward passes that are timed alone
 
 
+def copies_or_head(target: PreTrainedModel, sampling: Sampling) -> FallbackDrafter:
+    """Copies after `MIXED` tokens that agree, and in rows without one `OF_HEAD` tokens of the head."""
+    head = head_drafter(target, sampling, compile="auto", most=OF_HEAD)
+    return FallbackDrafter(PromptLookupDrafter(target.config.vocab_size, shortest=MIXED), head)
+
+
 def samplers_of(
     target: PreTrainedModel, sampling: Sampling, new_tokens: int, longest: int, compiled: bool
 ) -> dict[str, Sampler]:
     """Our ways to decode, for prompts of up to `longest` tokens."""
     vocab = target.config.vocab_size
 
-    def head() -> AttentionDrafter:
-        return head_drafter(target, sampling, compile="auto", most=OF_HEAD)
-
-    def either() -> FallbackDrafter:
-        return FallbackDrafter(PromptLookupDrafter(vocab, shortest=MIXED), head())
-
+    either = partial(copies_or_head, target, sampling)
     chosen: dict[str, tuple[Any, int, Compile]] = {
         "plain": (None, 0, "auto"),
         "copies": (PromptLookupDrafter(vocab), COPIED, "auto"),
-        f"head {OF_HEAD}": (head(), OF_HEAD, "auto"),
+        f"head {OF_HEAD}": (head_drafter(target, sampling, compile="auto"), OF_HEAD, "auto"),
         f"copies or head {OF_HEAD}": (either(), COPIED, "auto"),
     }
     if compiled:
