@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from specnb.record import Generation, StepRecord
     from specnb.released import load_drafter
     from specnb.rules import exact_match, greedy_verification, lenient_verification, token_verification
-    from specnb.sampler import Hooks, Sampler, generate
+    from specnb.sampler import Instruments, Sampler, generate
     from specnb.speedup import measure_speedup, recommend_gamma
 
 __version__ = _version("specnb")
@@ -50,7 +50,7 @@ _HOMES = {
     "record": "Generation StepRecord",
     "released": "load_drafter",
     "rules": "exact_match greedy_verification lenient_verification token_verification",
-    "sampler": "Hooks Sampler generate",
+    "sampler": "Instruments Sampler generate",
     "speedup": "measure_speedup recommend_gamma",
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}

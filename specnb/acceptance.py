@@ -21,7 +21,7 @@ from specnb.drafters import Context, Drafter
 from specnb.loading import Pair
 from specnb.prompts import Prompts, require_tokens, token_lists
 from specnb.rules import Outcome
-from specnb.sampler import Hooks, Sampler, require_models
+from specnb.sampler import Instruments, Sampler, require_models
 from specnb.statistics import Estimate, bootstrap, ratio_of_sums
 from specnb.step import side_by_side
 from specnb.support import TokenMap, require_context, require_supported, vocabulary
@@ -223,7 +223,8 @@ def measure_acceptance(
     (2, 5)
     """
     require_whole(new_tokens=(new_tokens, 1), gamma=(gamma, 1), batch=(batch, 1))
-    sampler = Sampler(target, None, sampling=sampling, compile=False, hooks=Hooks(keep_probs=True), progress=False)
+    keeping = Instruments(keep_probs=True)
+    sampler = Sampler(target, None, sampling=sampling, compile=False, instruments=keeping, progress=False)
     model = sampler.target
     if isinstance(draft, str):
         draft = target.draft if isinstance(target, Pair) else PromptLookupDrafter(vocabulary(model))

@@ -228,7 +228,9 @@ def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, row], dtype=np.uint64), counter=counter))
 
 
-def uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int, device: torch.device | str = "cpu") -> Uniforms:
+def draw_uniforms(
+    seed: int, rows: Sequence[int], steps: int, gamma: int, device: torch.device | str = "cpu"
+) -> Uniforms:
     """The `Uniforms` of `rows` for `steps` steps of `gamma` draft tokens."""
 
     def sampled(purpose: str, *shape: int) -> Tensor:

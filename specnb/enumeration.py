@@ -58,7 +58,7 @@ def completed(emitted: Emissions, p: Conditional, length: int) -> Float64[Tensor
     return joint
 
 
-def count_distribution(emitted: Emissions, gamma: int) -> Float64[Tensor, " counts"]:
+def distribution_of_counts(emitted: Emissions, gamma: int) -> Float64[Tensor, " counts"]:
     """The distribution `(gamma + 1,)` of the number of tokens that a step emits, from 1."""
     counts = torch.zeros(gamma + 1, dtype=torch.float64)
     for tokens, probability in emitted.items():

@@ -37,7 +37,7 @@ class StepRecord:
     parents, path : (batch, steps, depth)
         For a tree, the parent of each node, and the accepted nodes, then -1.
     trace : (batch, steps, gamma, 3)
-        With `Hooks(trace=True)`, p and q of each draft token and the uniform r that it was tested
+        With `Instruments(trace=True)`, p and q of each draft token and the uniform r that it was tested
         with; NaN if none was proposed.
     """
 
@@ -154,7 +154,7 @@ class Generation:
     tokens
         The new tokens of each prompt; `texts` with a tokenizer.
     probs
-        The target's distribution of each new token, with `Hooks(keep_probs=True)`.
+        The target's distribution of each new token, with `Instruments(keep_probs=True)`.
 
     Examples
     --------
@@ -177,7 +177,7 @@ class Generation:
         return "\n".join(lines)
 
     def show(self, row: int, step: int) -> str:
-        """A step of a row, to print; with `Hooks(trace=True)` p, q and r of each draft token."""
+        """A step of a row, to print; with `Instruments(trace=True)` p, q and r of each draft token."""
         text = str if self.tokenizer is None else lambda token: repr(self.tokenizer.decode([token]))
         return self.record.show(row, step, len(self.prompts[row]), text)
 

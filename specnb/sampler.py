@@ -37,7 +37,7 @@ SLOT_MULTIPLE, LEAST_EOS = 128, 4  # few sizes are compiled or captured
 
 
 @dataclass(frozen=True)
-class Hooks:
+class Instruments:
     """What to record or replace to study the loop.
 
     Attributes
@@ -54,7 +54,7 @@ class Hooks:
 
     Examples
     --------
-    >>> Hooks(timed=True).trace
+    >>> Instruments(timed=True).trace
     False
     """
 
@@ -127,7 +127,7 @@ class Sampler:
         tokenizer: Any = None,
         rows: int | None = None,
         slots: int | None = None,
-        hooks: Hooks | None = None,
+        instruments: Instruments | None = None,
         progress: bool = True,
     ) -> None:
         if isinstance(target, Pair):
@@ -137,7 +137,7 @@ class Sampler:
             raise ValueError(f'compile is {shown(compile)}; it must be False, True or "auto"')
         require_sampling(sampling)
         self.target, self.sampling, self.tokenizer = target, sampling, tokenizer
-        self.hooks, self.progress, self.in_a_call = hooks or Hooks(), progress, Lock()
+        self.instruments, self.progress, self.in_a_call = instruments or Instruments(), progress, Lock()
         drafter = self.drafter_of(draft, compile)
         self.require_models(drafter)
         self.gamma = _gamma_of(gamma, drafter)
@@ -153,7 +153,7 @@ class Sampler:
         self.captures = target.device.type == "cuda" and compile is not False and not has_code_of_its_own(target)
         self.private = PrivateModel(target, compile)
         # A batch class of the user's is not compared with the model, because known bugs are such classes.
-        self.check = Check(target, self.gamma, sampling) if check and self.hooks.batch_class is None else None
+        self.check = Check(target, self.gamma, sampling) if check and self.instruments.batch_class is None else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and name in vars(self):
@@ -253,7 +253,7 @@ class Sampler:
         rows = max(rows, self.rows)
         if self.batch is not None:
             kept = self.batch.setup
-            if kept.rows == rows and kept.slots >= slots and kept.steps >= steps and kept.eos >= eos:
+            if kept.max_rows == rows and kept.slots >= slots and kept.max_steps >= steps and kept.max_eos >= eos:
                 return self.batch
         # Frees the old batch before the new one is made, and the graph that may hold the drafter's cache.
         self.batch = None
@@ -265,14 +265,14 @@ class Sampler:
             steps, eos = slots, max(eos, LEAST_EOS)
         setup = Setup(
             self.private.modules, self.drafter, self.gamma, rows, slots, steps, sampling=self.sampling, rule=self.rule,
-            eos=eos, keep_probs=self.hooks.keep_probs, log_probs=self.check is not None,
-            trace=self.hooks.trace,
+            max_eos=eos, keep_probs=self.instruments.keep_probs, log_probs=self.check is not None,
+            trace=self.instruments.trace,
         )  # fmt: skip
         require_memory(setup)
         if self.check is not None:
             tree = self.drafter is not None and self.drafter.parents is not None
             self.check.new_batch(self.private.modules, slots, tree)
-        batch = (self.hooks.batch_class or Batch)(setup)
+        batch = (self.instruments.batch_class or Batch)(setup)
         self._prepare(batch)
         self.batch = batch
         return batch
@@ -284,7 +284,7 @@ class Sampler:
         if layers is not None:
             layers.widths |= frozenset(width + 1 for width in batch.widths)
         if self.captures:
-            batch.capture(self.hooks.timed)
+            batch.capture(self.instruments.timed)
         doing = "capturing a step" if self.captures else "compiling a layer, some seconds once"
         with tqdm(total=1, desc=doing, leave=False, disable=not self.progress, delay=1) as bar:
             batch.warm_up()
@@ -308,12 +308,12 @@ class _Call:
 
     def run(self, progress: bool) -> Generation:
         """Make steps until no prompt waits and every row has ended."""
-        batch, hooks = self.batch, self.sampler.hooks
+        batch, timed = self.batch, self.sampler.instruments.timed
         reader, timer = ProgressReader(batch), StepTimer(batch.state.tokens.device)
         expected = len(self.prompts) * self.max_new_tokens
         with tqdm(total=expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
             for step in itertools.count():
-                if hooks.timed:
+                if timed:
                     timer.start()
                     batch.step(timer.mark)
                     status = reader.read()
@@ -405,7 +405,7 @@ def generate(
     compile: Compile = False,
     check: bool = True,
     tokenizer: Any = None,
-    hooks: Hooks | None = None,
+    instruments: Instruments | None = None,
     progress: bool = True,
 ) -> Generation:
     """Continue each prompt with a `Sampler` that is made for this call, by default without packing or compiling.
@@ -420,7 +420,7 @@ def generate(
     """
     sampler = Sampler(
         target, draft, gamma=gamma, sampling=sampling, rule=rule, compile=compile, check=check, tokenizer=tokenizer,
-        hooks=hooks, progress=progress,
+        instruments=instruments, progress=progress,
     )  # fmt: skip
     return sampler.generate(
         prompts, max_new_tokens=max_new_tokens, eos=eos, seed=seed, batch_size=batch_size, numbers=numbers

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from specnb.cache import CachedModel, LengthBound, cache_bytes, decoder_config, free_memory, prefill, readable
-from specnb.distributions import Sampling, Uniforms, at_least_float, overlap, standardise, uniforms
+from specnb.distributions import Sampling, Uniforms, at_least_float, draw_uniforms, overlap, standardise
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
 from specnb.fast import Captured
 from specnb.record import CompletedRow
@@ -40,7 +40,7 @@ class Setup:
     ----------
     target, drafter, gamma
         The modules that the loop runs; without a drafter gamma is 0.
-    rows, slots, steps, eos
+    max_rows, slots, max_steps, max_eos
         At most so many sequences, cache slots and steps of each, and end tokens.
     keep_probs, log_probs, trace
         What to keep in `State`; log-probabilities are those before temperature and filters.
@@ -49,12 +49,12 @@ class Setup:
     target: PreTrainedModel
     drafter: Drafter | None
     gamma: int
-    rows: int
+    max_rows: int
     slots: int
-    steps: int
+    max_steps: int
     sampling: Sampling = field(default_factory=Sampling)
     rule: Rule = token_verification
-    eos: int = 0
+    max_eos: int = 0
     keep_probs: bool = False
     log_probs: bool = False
     trace: bool = False
@@ -86,7 +86,7 @@ class State:
     """
 
     def __init__(self, setup: Setup) -> None:
-        rows, gamma, steps, device = setup.rows, setup.gamma, setup.steps, setup.target.device
+        rows, gamma, steps, device = setup.max_rows, setup.gamma, setup.max_steps, setup.target.device
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(rows, *shape, dtype=dtype, device=device)
@@ -99,7 +99,7 @@ class State:
         self.uniforms = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
         self.step_uniforms = zeros(2 * gamma + 1, dtype=torch.float64)
         self.record = zeros(steps + 1, 2 * gamma + 3, dtype=torch.float64)
-        self.eos = torch.full((setup.eos,), -1, device=device)
+        self.eos = torch.full((setup.max_eos,), -1, device=device)
         self.offsets = torch.arange(gamma + 1, device=device)
         self.rows = torch.arange(rows, device=device)
         self.path: Tensor | None = None
@@ -203,7 +203,7 @@ class Batch:
             self.state.path = self.state.record.new_zeros(shape, dtype=torch.int64)
         self.runner = self.runner_class(setup.target, setup.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
-            self.runner.record_hidden_states(self.drafter.hidden_layers, setup.rows)
+            self.runner.record_hidden_states(self.drafter.hidden_layers, setup.max_rows)
         fewest = setup.gamma if self.drafter is None else self.drafter.fewest(setup.gamma)
         self.on_host = setup.target.device.type == "cpu"
         # On a CPU a pass is as wide as the proposal; compiled are the fewest and the most draft tokens.
@@ -241,7 +241,7 @@ class Batch:
         self.begins = False
 
     def uniforms_of(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
-        return uniforms(seed, numbers, max_new_tokens, self.state.gamma)
+        return draw_uniforms(seed, numbers, max_new_tokens, self.state.gamma)
 
     @property
     def parents(self) -> tuple[int, ...] | None:
@@ -433,19 +433,19 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorte
 def require_memory(setup: Setup) -> None:
     """Raise `MemoryError`, naming a batch size that fits, if caches and state need more memory than is free."""
     target, drafter, slots = setup.target, setup.drafter, setup.slots
-    row = slots * cache_bytes(target) + 8 * (slots + (setup.steps + 1) * (4 * setup.gamma + 4))
+    row = slots * cache_bytes(target) + 8 * (slots + (setup.max_steps + 1) * (4 * setup.gamma + 4))
     if drafter is not None:
         row += slots * len(drafter.hidden_layers) * decoder_config(target).hidden_size * target.dtype.itemsize
         row += slots * cache_bytes(drafter.draft_model) if drafter.draft_model is not None else 0
-    row += 8 * (setup.steps + 1) * 3 * setup.gamma * setup.trace
+    row += 8 * (setup.max_steps + 1) * 3 * setup.gamma * setup.trace
     if setup.keep_probs:
-        row += (setup.steps + setup.gamma + 1) * vocabulary(target) * setup.probs_dtype.itemsize
+        row += (setup.max_steps + setup.gamma + 1) * vocabulary(target) * setup.probs_dtype.itemsize
     free = free_memory(target.device)
-    if setup.rows * row > free:
+    if setup.max_rows * row > free:
         fitting = free // row
         advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for fewer tokens"
         raise MemoryError(
-            f"{setup.rows} rows need {setup.rows * row / GB:.3g} GB for caches and state, and {target.device} has "
+            f"{setup.max_rows} rows need {setup.max_rows * row / GB:.3g} GB for caches and state, and {target.device} has "
             f"{free / GB:.3g} GB left: {advice}"
         )
 

@@ -29,7 +29,7 @@ from specnb.check import HALF, ROUNDING, failing_clearly, probabilities, probe_t
 from specnb.distributions import total_variation
 from specnb.drafters import Drafter, ModelDrafter
 from specnb.fast import Compile
-from specnb.sampler import Draft, Hooks, Sampler
+from specnb.sampler import Draft, Instruments, Sampler
 from specnb.step import Batch
 from specnb.support import require_same_vocabulary
 
@@ -152,11 +152,11 @@ class EncoderDecoderSampler(Sampler):
 
     def __init__(
         self, target: PreTrainedModel, draft: Draft = "auto", *, compile: Compile = False, check: bool = True,
-        hooks: Hooks = Hooks(), inputs: int = 1, **settings: Any,
+        instruments: Instruments = Instruments(), inputs: int = 1, **settings: Any,
     ) -> None:  # fmt: skip
         if compile is True:
             raise TypeError("an encoder-decoder is not compiled; leave compile=True out")
-        super().__init__(target, draft, compile=compile, check=False, hooks=hooks, **settings)
+        super().__init__(target, draft, compile=compile, check=False, instruments=instruments, **settings)
         self.reserve(inputs)
         if check:
             require_agreement(target, self.private.modules)
@@ -172,7 +172,7 @@ class EncoderDecoderSampler(Sampler):
     def reserve(self, inputs: int) -> None:
         """Makes room for inputs of so many tokens; a new batch has it."""
         self.inputs, self.batch, parts = inputs, None, {"runner_class": with_inputs(inputs)}
-        self.hooks = replace(self.hooks, batch_class=type("EncoderDecoderBatch", (Batch,), parts))
+        self.instruments = replace(self.instruments, batch_class=type("EncoderDecoderBatch", (Batch,), parts))
 
     def token_lists(self, prompts: Any) -> list[list[int]]:
         """The tokens of each prompt, and the decoder's first one."""

@@ -39,7 +39,7 @@ from specnb.drafters import ChainDrafter, Context, Drafter, ModelDrafter
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.record import StepRecord
 from specnb.released import load_drafter
-from specnb.sampler import Hooks, Sampler
+from specnb.sampler import Instruments, Sampler
 from specnb.statistics import Estimate, machine, ratio_of_medians, ratio_of_sums
 from studies import corpus, study
 from studies.drafters.heads import FeatureDrafter, ParallelHeadsDrafter, load_head
@@ -190,7 +190,7 @@ def _times(
     samplers = {
         name: Sampler(
             target, entry.make(sampling), gamma=entry.gamma, sampling=sampling, compile=False,
-            slots=slots_for(longest, new_tokens, entry.gamma), hooks=Hooks(timed=True), progress=False,
+            slots=slots_for(longest, new_tokens, entry.gamma), instruments=Instruments(timed=True), progress=False,
         )
         for name, entry in entries.items()
     }  # fmt: skip

@@ -80,7 +80,7 @@ def extended(target: PreTrainedModel, vectors: Tensor) -> PreTrainedModel:
 
 class FusedDrafter(OnePassDrafter):
     """Draft tokens from the `count` vectors of an `extended` target, for `generate` with
-    `hooks=ONE_PASS`.
+    `instruments=ONE_PASS`.
 
     gamma is `count`, and a pass evaluates (count + 1)^2 tokens. The first step of a sequence drafts
     nothing.

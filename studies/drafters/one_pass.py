@@ -11,7 +11,7 @@ extra tokens.
                                            itself improves
     studies.drafters.lookahead_embeddings  extra tokens are trained embeddings
 
-Give the drafter to `generate` with `hooks=ONE_PASS`.
+Give the drafter to `generate` with `instruments=ONE_PASS`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from specnb.drafters import Context, Drafter
-from specnb.sampler import Hooks
+from specnb.sampler import Instruments
 from specnb.step import Batch, Setup
 from specnb.trees import TokenTree
 
@@ -76,4 +76,4 @@ class OnePassBatch(Batch):
         return logits[:, :entries]
 
 
-ONE_PASS = Hooks(batch_class=OnePassBatch)
+ONE_PASS = Instruments(batch_class=OnePassBatch)

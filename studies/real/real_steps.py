@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 import specnb
-from specnb.distributions import uniforms
+from specnb.distributions import draw_uniforms
 from studies.real.smollm2 import model_and_tokenizer, prompts_of
 from studies.real.step_view import step_views
 from studies.study import Study
@@ -28,11 +28,11 @@ def steps(item: str, gamma: int, new_tokens: int, prompt: int) -> Iterator[dict[
     asked = prompts_of(tokenizer, kind, prompt + 1)[prompt:]
     made = specnb.generate(
         target, asked, specnb.PromptLookupDrafter(target.config.vocab_size), gamma=gamma, max_new_tokens=new_tokens,
-        sampling=specnb.Sampling(float(temperature)), eos=tokenizer.eos_token_id, hooks=specnb.Hooks(keep_probs=True),
-        progress=False,
+        sampling=specnb.Sampling(float(temperature)), eos=tokenizer.eos_token_id,
+        instruments=specnb.Instruments(keep_probs=True), progress=False,
     )  # fmt: skip
     assert made.probs is not None
-    accept, position = uniforms(0, [0], new_tokens, gamma).accept[0], 0
+    accept, position = draw_uniforms(0, [0], new_tokens, gamma).accept[0], 0
     for number, step in enumerate(step_views(made.record, 0, tokenizer)):
         tested = made.record.draft_tokens[0, number][: len(step.accepted) + (step.rejected is not None)]
         p = made.probs[0][position + np.arange(len(tested)), tested]

@@ -32,7 +32,7 @@ from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.heads import FallbackDrafter
 from specnb.loading import Pair
-from specnb.sampler import Hooks, Sampler, generate
+from specnb.sampler import Instruments, Sampler, generate
 from studies.real import llama_cpp
 from studies.real.smollm2 import head_drafter, model_and_tokenizer, prompts_of
 from studies.speed.calls import Way, compared, way_of
@@ -110,7 +110,7 @@ def head_seconds(target: PreTrainedModel, prompt: list[int]) -> float:
     """How long the head takes for a draft token."""
     drafter = head_drafter(target, Sampling(), compile="auto")
     timed = generate(
-        target, [prompt], drafter, gamma=OF_HEAD, max_new_tokens=48, hooks=Hooks(timed=True), progress=False
+        target, [prompt], drafter, gamma=OF_HEAD, max_new_tokens=48, instruments=Instruments(timed=True), progress=False
     )  # fmt: skip
     return float(np.median(timed.record.seconds["draft"])) / OF_HEAD
 

@@ -44,7 +44,7 @@ from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.loading import Pair
 from specnb.record import now
-from specnb.sampler import Hooks, Sampler, generate
+from specnb.sampler import Instruments, Sampler, generate
 from specnb.statistics import machine
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
@@ -204,7 +204,7 @@ def parts(given: Setup, sampling: Sampling, new_tokens: int) -> Iterator[Line]:
         about: Line = {"way": f"{name} {gammas[0]}, {mode}", "rows": 1}
         sampler = Sampler(
             given.target, make(sampling), gamma=gammas[0], sampling=sampling, compile=modes[mode],
-            hooks=Hooks(timed=timed), progress=False,
+            instruments=Instruments(timed=timed), progress=False,
         )  # fmt: skip
         call = partial(sampler.generate, given.prompts[:1], max_new_tokens=new_tokens)
         call()  # captures

@@ -15,7 +15,7 @@ from specnb.cache import slots_for
 from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.loading import Pair
-from specnb.sampler import Hooks, Sampler
+from specnb.sampler import Instruments, Sampler
 from specnb.statistics import Estimate, bootstrap, run_round
 
 Array = NDArray[np.float64]
@@ -84,7 +84,7 @@ def measure_speeds(
     samplers = {
         gamma: Sampler(
             pair.target, pair.draft, gamma=gamma, sampling=sampling, compile=compile,
-            slots=slots_for(longest, max_new_tokens, gamma), hooks=Hooks(timed=True), progress=False,
+            slots=slots_for(longest, max_new_tokens, gamma), instruments=Instruments(timed=True), progress=False,
         )
         for gamma in gammas
     }  # fmt: skip

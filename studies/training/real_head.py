@@ -33,7 +33,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from specnb.distributions import Sampling
 from specnb.heads import Eagle3Head
 from specnb.rules import Outcome
-from specnb.sampler import Hooks, generate
+from specnb.sampler import Instruments, generate
 from specnb.statistics import ratio_of_sums
 from specnb.step import IDLE, Batch, Setup
 from studies import corpus, study
@@ -67,7 +67,7 @@ class Recorded(Batch):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.runner.record_hidden_states((*LAYERS, -1), setup.rows)
+        self.runner.record_hidden_states((*LAYERS, -1), setup.max_rows)
         self.mass, Recorded.made = torch.zeros(self.vocab), self
 
     def verify_and_emit(self, logits: Tensor, draft_tokens: Tensor, q: Tensor) -> Outcome:
@@ -115,7 +115,7 @@ def sample(chunks: int, folder: Path = WORK, dtype: str = "bfloat16") -> list[Pa
         sampling = Sampling(TEMPERATURES[number // len(ASKED) % len(TEMPERATURES)])
         made = generate(
             target, prompts, None, max_new_tokens=NEW_TOKENS, eos=tokenizer.eos_token_id, seed=number, progress=False,
-            sampling=sampling, hooks=Hooks(batch_class=Recorded), compile="auto",
+            sampling=sampling, instruments=Instruments(batch_class=Recorded), compile="auto",
         )  # fmt: skip
         kept = windows(Recorded.made) | {"mass": Recorded.made.mass}
         torch.save(kept | {"answers": tokenizer.batch_decode(made.tokens, skip_special_tokens=True)}, file)

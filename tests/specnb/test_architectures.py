@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from specnb import generate, standardise
 from specnb.record import Generation
-from specnb.sampler import Hooks
+from specnb.sampler import Instruments
 
 TEXT = torch.randint(3, 24, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 PROMPTS = [TEXT[:1], TEXT[: THRESHOLD - 3], TEXT]
@@ -31,7 +31,7 @@ def _own(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> torch.
 @pytest.mark.filterwarnings("ignore")
 def test_an_architecture_is_exact_or_refused(kind: str) -> None:
     def run(model: PreTrainedModel) -> Generation:
-        hooks = Hooks(keep_probs=True)
-        return generate(model, PROMPTS, near_copy(model, 0.05), gamma=3, max_new_tokens=6, hooks=hooks)
+        instruments = Instruments(keep_probs=True)
+        return generate(model, PROMPTS, near_copy(model, 0.05), gamma=3, max_new_tokens=6, instruments=instruments)
 
     require_exact_or_refused(kind, PROMPTS, run, _own, may_be_refused=kind not in EXACT.split())

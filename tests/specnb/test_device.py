@@ -37,7 +37,7 @@ from specnb.distributions import Sampling
 from specnb.drafters import Context, ModelDrafter, TreeDrafter
 from specnb.fast import Captured
 from specnb.record import Generation
-from specnb.sampler import Hooks, Sampler, generate
+from specnb.sampler import Instruments, Sampler, generate
 from specnb.statistics import BOUNDS, machine
 from specnb.step import Batch, ProgressReader
 from studies.drafters.tables import MixtureDrafter, UniformDrafter
@@ -304,7 +304,7 @@ def test_what_torch_compiles(
 def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is a graph of its own. What torch would compile is run as it is."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    common = COMMON | {"gamma": len(DEEP), "hooks": Hooks(timed=True)}
+    common = COMMON | {"gamma": len(DEEP), "instruments": Instruments(timed=True)}
     expected = on_the_cpu(target(), PROMPTS, TreeDrafter(draft(), DEEP), **common)
     drafter = TreeDrafter(placed(draft()), DEEP, capturable=True)
     made = generate(placed(target()), PROMPTS, drafter, compile=compile, **common)
@@ -316,7 +316,7 @@ def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: py
 def test_traces_and_distributions_are_those_of_the_cpu_and_nothing_is_read_for_them(
     compile: Any, steps: list[Log]
 ) -> None:
-    common = COMMON | {"gamma": 3, "hooks": Hooks(trace=True, keep_probs=True)}
+    common = COMMON | {"gamma": 3, "instruments": Instruments(trace=True, keep_probs=True)}
     expected = on_the_cpu(target(), PROMPTS, draft(), **common)
     steps.clear()
     made = generate(placed(target()), PROMPTS, placed(draft()), compile=compile, **common)

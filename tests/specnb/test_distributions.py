@@ -24,6 +24,7 @@ from specnb.distributions import (
     UNITS,
     Sampling,
     by_sorting,
+    draw_uniforms,
     normalise,
     nucleus,
     overlap,
@@ -33,7 +34,6 @@ from specnb.distributions import (
     standardise_probs,
     stream,
     total_variation,
-    uniforms,
 )
 
 INF, NAN = math.inf, math.nan
@@ -408,7 +408,7 @@ def test_seeds_rows_and_purposes_all_have_different_streams() -> None:
 def test_uniforms_are_those_of_the_streams_in_order(steps: int, gamma: int) -> None:
     """So they do not depend on the batch, more steps only append some, and the final ones do not
     depend on gamma."""
-    numbers = uniforms(5, [4, 0], steps, gamma)
+    numbers = draw_uniforms(5, [4, 0], steps, gamma)
     assert numbers.draft.dtype == numbers.accept.dtype == numbers.final.dtype == torch.float64
     for at, row in enumerate([4, 0]):
         for part, name in ((numbers.draft, "draft"), (numbers.accept, "accept")):

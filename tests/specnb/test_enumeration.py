@@ -11,7 +11,7 @@ from specnb.distributions import normalise, sample
 from specnb.drafters import ChainDrafter, Context, Proposal
 from specnb.enumeration import (
     completed,
-    count_distribution,
+    distribution_of_counts,
     draft_trees,
     drafter_step_distribution,
     expected_accepted,
@@ -42,7 +42,7 @@ def test_by_hand() -> None:
     assert joint_distribution(AFTER, 2).tolist() == [[0.125, 0.125], [0.75, 0.0]]
     assert joint_distribution(AFTER, 0) == 1.0
     assert completed({(0,): 0.5, (1, 1): 0.5}, AFTER, length=2).tolist() == [[0.25, 0.25], [0.0, 0.5]]
-    counts = count_distribution({(0,): 0.5, (1,): 0.125, (1, 0): 0.25, (0, 0): 0.125}, gamma=2)
+    counts = distribution_of_counts({(0,): 0.5, (1,): 0.125, (1, 0): 0.25, (0, 0): 0.125}, gamma=2)
     assert (counts.tolist(), counts.dtype) == ([0.625, 0.375, 0.0], torch.float64)
     assert expected_accepted({(0,): 0.5, (1, 0): 0.25, (0, 0, 1): 0.25}) == 0.75
 

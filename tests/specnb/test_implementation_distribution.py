@@ -36,7 +36,7 @@ from transformers import PreTrainedModel
 from specnb.cache import CachedModel
 from specnb.distributions import total_variation
 from specnb.drafters import Context, Drafter, Proposal, TreeDrafter
-from specnb.sampler import Hooks, generate
+from specnb.sampler import Instruments, generate
 from specnb.trees import TokenTree
 
 
@@ -138,7 +138,7 @@ def kept_error(target: PreTrainedModel, draft: Drafter | None, dtype: torch.dtyp
     whole sequence."""
     made = generate(
         target, PROMPTS * 2, draft, gamma=gamma_of(draft) if draft else 0, max_new_tokens=7, eos=1, batch_size=4,
-        progress=False, hooks=Hooks(keep_probs=True),
+        progress=False, instruments=Instruments(keep_probs=True),
     )  # fmt: skip
     assert made.probs is not None
     errors = []

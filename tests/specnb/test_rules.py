@@ -24,7 +24,7 @@ from specnb.drafters import TreeDrafter
 from specnb.enumeration import (
     Emissions,
     completed,
-    count_distribution,
+    distribution_of_counts,
     draft_trees,
     step_distribution,
 )
@@ -188,7 +188,7 @@ def test_acceptance_has_the_closed_forms(kind: str, seed: int) -> None:
     p, q = p_of(()), q_of(())
 
     def acceptance(rule: Rule, k: int = 1, scheme: Scheme = independent_children) -> float:
-        return 1 - float(count_distribution(step_distribution(rule, p_of, q_of, (-1,) * k, None, scheme), 1)[0])
+        return 1 - float(distribution_of_counts(step_distribution(rule, p_of, q_of, (-1,) * k, None, scheme), 1)[0])
 
     beta = float(overlap(p, q))
     wanted = {

@@ -42,7 +42,7 @@ from specnb.distributions import Sampling
 from specnb.drafters import ModelDrafter, TreeDrafter
 from specnb.record import PARTS
 from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
-from specnb.sampler import Hooks, Sampler, generate
+from specnb.sampler import Instruments, Sampler, generate
 from specnb.step import Batch, Setup, require_memory
 from specnb.trees import distinct_children, independent_children, top_children
 
@@ -171,7 +171,7 @@ def test_rows_are_never_empty_while_prompts_wait() -> None:
             super().step(mark)
 
     asked: dict[str, Any] = {"max_new_tokens": LIMIT - 1, "eos": [1], "batch_size": 2, "progress": False}
-    made = generate(TARGET, [(0,)] * 6, None, **asked, hooks=Hooks(batch_class=Counted))
+    made = generate(TARGET, [(0,)] * 6, None, **asked, instruments=Instruments(batch_class=Counted))
     free = [0, 0]  # when each row is free
     for passes in made.record.target_passes:
         free[free.index(min(free))] += int(passes)
@@ -200,7 +200,7 @@ def test_each_part_of_each_step_is_timed_once(monkeypatch: pytest.MonkeyPatch) -
     readings = iter(range(1000))
     monkeypatch.setattr("specnb.record.now", lambda _: float(next(readings)))
     asked: dict[str, Any] = {"gamma": 2, "max_new_tokens": 6, "batch_size": 3, "progress": False}
-    made = generate(TARGET, MORE, DRAFT, **asked, hooks=Hooks(timed=True))
+    made = generate(TARGET, MORE, DRAFT, **asked, instruments=Instruments(timed=True))
     assert list(made.record.seconds) == list(PARTS)
     steps = len(made.record.seconds["draft"])
     assert next(readings) == 4 * steps, "the clock is read as a step begins and as each of its parts ends"
@@ -216,7 +216,7 @@ def test_the_p_q_and_r_of_a_trace_decided_and_nothing_else_changes(draft: Any) -
     """Rows are refilled, and the last steps cut. p is also that of the tokens emitted. Later siblings in
     a tree are tested by the residual."""
     asked: dict[str, Any] = {"max_new_tokens": 7, "batch_size": 3, "progress": False}
-    made = generate(TARGET, MORE, draft, **asked, hooks=Hooks(trace=True, keep_probs=True))
+    made = generate(TARGET, MORE, draft, **asked, instruments=Instruments(trace=True, keep_probs=True))
     assert made.tokens == generate(TARGET, MORE, draft, **asked).tokens
     record = made.record
     assert record.trace is not None
@@ -589,7 +589,7 @@ def test_caches_and_state_must_fit_into_what_is_free(kind: str, monkeypatch: pyt
     drafters = {"a model": ModelDrafter(small), "hidden states": Looking(small)}
     drafter, gamma = drafters.get(kind), 4 if kind in drafters else 0
     keep = kind == "kept distributions"
-    setup = Setup(llama(), drafter, gamma, rows=8, slots=slots_for(2, 5, gamma), steps=5, keep_probs=keep)
+    setup = Setup(llama(), drafter, gamma, max_rows=8, slots=slots_for(2, 5, gamma), max_steps=5, keep_probs=keep)
     batch = Batch(setup)
     batch.enter(list(range(8)), [[1, 2]] * 8, batch.uniforms_of(0, range(8), 5), 5)
     runners: list[Any] = [batch.runner, *([drafter.runner] if drafter else [])]

@@ -33,7 +33,7 @@ def batch_of(drafter: Drafter | None) -> Batch:
     """A batch of two draft tokens a step for five tokens after the usual prompts."""
     gamma = 0 if drafter is None else 2
     slots = slots_for(max(map(len, PROMPTS)), 5, gamma)
-    return Batch(Setup(TARGET, drafter, gamma, rows=3, slots=slots, steps=5, eos=1))
+    return Batch(Setup(TARGET, drafter, gamma, max_rows=3, slots=slots, max_steps=5, max_eos=1))
 
 
 # The parts of a step.

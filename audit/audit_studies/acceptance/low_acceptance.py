@@ -30,7 +30,7 @@ import torch
 from audit_studies.acceptance.planted import COOLER, GAMMA, Planted, of_draft
 from specnb.distributions import Sampling
 from specnb.loading import Pair, load_pair
-from specnb.sampler import Hooks, generate
+from specnb.sampler import Instruments, generate
 from specnb_audit.low_acceptance import RIGHT, explain_acceptance
 from studies import corpus
 from studies.study import Study
@@ -63,7 +63,7 @@ def logged(pair: Pair, planted: Planted, sampling: Sampling, number: int, rows: 
     made = generate(
         planted.target or pair.target, [planted.prompts(prompt) for prompt in prompts], planted.drafter, gamma=GAMMA,
         max_new_tokens=each * (GAMMA + 1), sampling=sampling, seed=number, progress=False,
-        hooks=Hooks(batch_class=planted.batch),
+        instruments=Instruments(batch_class=planted.batch),
     )  # fmt: skip
     # As an engine that is stopped after so many steps, or a token later, so that the last one is whole.
     sizes = [[int(size) for size in row[: each + 1] if size] for row in made.record.emitted]

@@ -24,7 +24,7 @@ from specnb.distributions import Sampling
 from specnb.drafters import Context, Drafter, ModelDrafter, Proposal
 from specnb.record import Generation
 from specnb.rules import Outcome
-from specnb.sampler import Hooks
+from specnb.sampler import Instruments
 from specnb.sampler import generate as decode
 
 
@@ -69,7 +69,7 @@ def generate(
     target: PreTrainedModel,
     prompts: Sequence[Sequence[int]],
     drafter: PreTrainedModel | Drafter,
-    hooks: Hooks = Hooks(),
+    instruments: Instruments = Instruments(),
     **settings: Any,
 ) -> Generation:
     """`specnb.sampler.generate` with `bug`; the tokens should have the distribution under
@@ -77,7 +77,7 @@ def generate(
 
     A bug of how draft tokens are sampled needs a model as `drafter`. `settings` are those of
     `specnb.sampler.generate` except sampling, rule and check, which would find some bugs; the
-    `batch_class` of `hooks` is the bug's. Raises what that raises, and `TypeError` for a drafter
+    `batch_class` of `instruments` is the bug's. Raises what that raises, and `TypeError` for a drafter
     that cannot have the bug.
     """
     changes_draft = bug.sampled or bug.q or (bug.draft_class and not bug.batch)
@@ -90,5 +90,7 @@ def generate(
         return bug.rule(bug.p(p) if bug.p else p, q, draft_tokens, accept, final)
 
     sampling = Sampling() if bug.p else bug.claimed
-    hooks = replace(hooks, batch_class=bug.batch)
-    return decode(target, prompts, drafter, sampling=sampling, rule=rule, hooks=hooks, check=False, **settings)
+    instruments = replace(instruments, batch_class=bug.batch)
+    return decode(
+        target, prompts, drafter, sampling=sampling, rule=rule, instruments=instruments, check=False, **settings
+    )

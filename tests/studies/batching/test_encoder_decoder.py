@@ -19,7 +19,7 @@ from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.enumeration import joint_distribution
 from specnb.record import Generation
-from specnb.sampler import Hooks
+from specnb.sampler import Instruments
 from specnb.statistics import goodness_of_fit
 from studies.batching import encoder_decoder
 from studies.batching.encoder_decoder import EncoderDecoderDrafter, EncoderDecoderSampler
@@ -64,7 +64,7 @@ def near(model: PreTrainedModel, noise: float, sampling: Sampling = Sampling()) 
 def test_every_token_has_the_distribution_of_an_uncached_pass(name: str, attention: str) -> None:
     target = small(name)
     target.set_attn_implementation(attention)
-    made = refilled(target, near(target, 0.05), eos=1, hooks=Hooks(keep_probs=True))
+    made = refilled(target, near(target, 0.05), eos=1, instruments=Instruments(keep_probs=True))
     assert made.record.accepted.max() == 3
     assert made.probs is not None
     for prompt, tokens, probs in zip(PROMPTS, made.tokens, made.probs, strict=True):
@@ -121,8 +121,8 @@ def test_an_architecture_is_exact_or_refused(kind: str) -> None:
     prompts = [[3], [4, 5, 6], [6, 3, 5, 4, 5, 5, 4]]
 
     def run(model: PreTrainedModel) -> Generation:
-        hooks = Hooks(keep_probs=True)
-        sampler = EncoderDecoderSampler(model, near(model, 0.05), gamma=3, hooks=hooks, progress=False)
+        instruments = Instruments(keep_probs=True)
+        sampler = EncoderDecoderSampler(model, near(model, 0.05), gamma=3, instruments=instruments, progress=False)
         return sampler.generate(prompts, max_new_tokens=6)
 
     require_exact_or_refused(kind, prompts, run, exact, encodes=True, may_be_refused=kind not in EXACT.split())

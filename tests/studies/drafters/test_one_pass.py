@@ -51,7 +51,7 @@ class SecondStep(Drafter):
         count, zeros = len(context.lengths), torch.zeros(len(context.lengths), 2, COUNT, dtype=torch.float64)
         prompts = [row[: length - 1] for row, length in zip(context.tokens.tolist(), context.lengths, strict=True)]
         slots = slots_for(context.tokens.shape[1], 2, COUNT)
-        batch = OnePassBatch(Setup(self.target, self.drafter, COUNT, count, slots, steps=2))
+        batch = OnePassBatch(Setup(self.target, self.drafter, COUNT, count, slots, max_steps=2))
         batch.clear([])
         batch.enter([*range(count)], prompts, Uniforms(zeros, zeros, zeros[..., 0]), 2)
         batch.step()
