@@ -440,12 +440,12 @@ def require_memory(setup: Setup) -> None:
     row += 8 * (setup.max_steps + 1) * 3 * setup.gamma * setup.trace
     if setup.keep_probs:
         row += (setup.max_steps + setup.gamma + 1) * vocabulary(target) * setup.probs_dtype.itemsize
-    free = free_memory(target.device)
-    if setup.max_rows * row > free:
+    needed, free = setup.max_rows * row, free_memory(target.device)
+    if needed > free:
         fitting = free // row
         advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for fewer tokens"
         raise MemoryError(
-            f"{setup.max_rows} rows need {setup.max_rows * row / GB:.3g} GB for caches and state, and {target.device} has "
+            f"{setup.max_rows} rows need {needed / GB:.3g} GB for caches and state, and {target.device} has "
             f"{free / GB:.3g} GB left: {advice}"
         )
 
