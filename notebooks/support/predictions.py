@@ -88,19 +88,6 @@ def _rows(name: str) -> pd.DataFrame:
     return table.assign(table=name, setting=setting, ratio=table.measured / table.predicted)[COLUMNS]
 
 
-def _of_workloads(table: pd.DataFrame) -> pd.DataFrame:
-    """Predictions of compiled ways, with the additional milliseconds of the same way without compilation."""
-    rows = table.set_index(["kind", "temperature", "way"])
-    cost, ms = rows.tokens_per_step / rows.predicted, rows.ms_per_token
-    found = []
-    for kind, temperature, way in rows.index:
-        eager = way.removesuffix(", compiled")
-        longer = ms[kind, temperature, "plain"] / ms.get((kind, temperature, "plain, compiled"), np.nan)
-        more = (cost[kind, temperature, eager] - 1) * longer if eager not in (way, "plain") else np.nan
-        found.append(rows.tokens_per_step[kind, temperature, way] / (1 + more))
-    return pd.DataFrame({"predicted": found}, table.index)
-
-
 def _of_pair_speeds(table: pd.DataFrame) -> pd.DataFrame:
     """c and v from `drafters`, which timed the same pair, eager, at gamma 4 on a processor of the same kind; between
     them v grows linearly."""
@@ -126,7 +113,7 @@ def _of_gpu(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"predicted": table.tokens_per_step / cost})
 
 
-BORROWED = {"workloads": _of_workloads, "pair_speeds": _of_pair_speeds, "gpu": _of_gpu}
+BORROWED = {"pair_speeds": _of_pair_speeds, "gpu": _of_gpu}
 """What a table lacks for its predictions, from other rows and tables."""
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pandas as pd
 import pytest
 
-from notebooks.support.predictions import BORROWED, SETTINGS, pooled, rivals, summary
+from notebooks.support.predictions import SETTINGS, pooled, rivals, summary
 from studies import study
 from studies.files import ROOT
 
@@ -32,19 +31,6 @@ def test_no_timed_speed_up_is_left_out() -> None:
     assert len(pooled("pair_speeds")) == (of_pair.drafter != "none").sum()
     replayed = gpu[gpu.speed_up.notna() & gpu.way.str.match(r"(copies|head|model) \d+, graph")]
     assert {*pooled("gpu").setting} == {*replayed[SETTINGS["gpu"]].astype(str).agg(", ".join, axis=1)}
-
-
-def test_a_compiled_step_is_longer_by_the_milliseconds_of_an_eager_one() -> None:
-    ways = {
-        "way": ["plain", "copies", "plain, compiled", "copies, compiled"],
-        "ms_per_token": [20.0, np.nan, 10.0, np.nan],
-        "tokens_per_step": [1.0, 2.4, 1.0, 2.8],
-        "predicted": [1.0, 2.0, np.nan, np.nan],
-    }
-    table = pd.DataFrame(ways).assign(kind="chat", temperature=0)
-    found = BORROWED["workloads"](table).predicted
-    assert found.iloc[3] == pytest.approx(2.8 / 1.4)  # a step takes 4 ms more than 20, and so 4 more than 10
-    assert found.iloc[:3].isna().all()
 
 
 def test_every_row_but_plain_decoding_is_there_once(rows: pd.DataFrame) -> None:

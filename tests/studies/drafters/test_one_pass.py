@@ -28,11 +28,11 @@ def with_vectors(target: PreTrainedModel) -> PreTrainedModel:
     return extended(target, 2 * torch.randn(COUNT, WIDTH, generator=torch.Generator().manual_seed(0)))
 
 
-HOW: dict[str, Any] = {"gamma": COUNT, "progress": False, "hooks": ONE_PASS}
+HOW: dict[str, Any] = {"gamma": COUNT, "progress": False, "instruments": ONE_PASS}
 
 
 def test_the_loop_has_the_target_s_distribution() -> None:
-    how: dict[str, Any] = {"gamma": COUNT, "hooks": ONE_PASS}
+    how: dict[str, Any] = {"gamma": COUNT, "instruments": ONE_PASS}
     found = refilled(with_vectors(eager("llama")), FusedDrafter(VOCAB, COUNT), 1_500, seed=8, eos=1, **how)
     assert completions_p_value(found, "llama", 1) > FALSE_ALARMS / 2
     assert found.record.accepted.any()
