@@ -15,7 +15,7 @@ export HOME := $(shell mkdir -p "$(CURDIR)/build/home")$(CURDIR)/build/home
 endif
 # Results of these targets are committed; those of explorations go to build/own.
 models paper: export SPECNB_OUT := $(or $(SPECNB_OUT),$(CURDIR))
-# Notebooks that take seconds.
+# Notebooks that take a minute or less.
 NOTEBOOKS ?= $(wildcard notebooks/00_* notebooks/01_* audit/notebooks/04_*)
 # Where `make lab` copies the notebooks to.
 LAB ?= build/lab

@@ -140,8 +140,8 @@ def judge_drafter(drafter: Drafter, gamma: int = 2, prefixes: Sequence[Sequence[
     """Decide whether `drafter`, over a few tokens, reports the q that it samples from.
 
     After each of `prefixes`, by default 24 random ones, with another target each time, the joint
-    distribution of a step and what follows is compared with the target's. There are no hidden states.
-    Raises `ValueError` if nothing is proposed, and as `drafts_of`.
+    distribution of a step and what follows is compared with the target's. Raises `TypeError` for a
+    drafter that reads hidden states, `ValueError` if nothing is proposed, and as `drafts_of`.
 
     Examples
     --------
@@ -151,6 +151,11 @@ def judge_drafter(drafter: Drafter, gamma: int = 2, prefixes: Sequence[Sequence[
     tokens per step: 1.371
     """
     vocab, name = drafter.vocab, type(drafter).__name__
+    if drafter.hidden_layers:
+        raise TypeError(
+            f"{name} reads hidden states, and there is no target here that has any: compare its completions at "
+            "temperature 0 with those of draft=None"
+        )
     random = np.random.default_rng(0)
     texts = [random.integers(vocab, size=1 + n // 2).tolist() for n in range(24)] if prefixes is None else prefixes
     parents = chain(gamma) if drafter.parents is None else drafter.parents

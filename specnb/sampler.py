@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from tqdm import tqdm
@@ -159,6 +159,9 @@ class Sampler:
         if name in FIXED and name in vars(self):
             raise AttributeError(f"{name} of a sampler cannot be changed; make another sampler")
         super().__setattr__(name, value)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a sampler, which owns caches and compiled code, cannot be copied or pickled; make another one")
 
     def drafter_of(self, draft: Draft, compile: Compile) -> Drafter | None:
         if isinstance(draft, str):

@@ -1,4 +1,4 @@
-"""Closed forms of the paper: expected tokens, speed-up and the best gamma (3.1 to 3.5, A.2).
+"""Closed forms of the paper: expected tokens, speed-up and the best gamma (3.1 to 3.5); a roofline for v(n).
 
 alpha is the acceptance probability, taken as iid; gamma the draft tokens per step; c the time of a
 draft pass in target passes over one token. Arguments broadcast.
@@ -152,7 +152,7 @@ def optimal_gamma(
 
 
 def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
-    """The improvement at the optimal gamma; above 1 if and only if alpha > c (Corollary 3.9)."""
+    """The improvement at the optimal gamma; with v = 1 above 1 if and only if alpha > c (Corollary 3.9)."""
     return walltime_improvement(alpha, optimal_gamma(alpha, c, verify_cost), c, verify_cost)
 
 

@@ -185,7 +185,7 @@ def explain_acceptance(
     ----------
     draft
         A draft model, sampled as `sampling` says, or a drafter, such as `load_drafter` returns.
-        Mistakes are known for draft models, EAGLE-3 heads and next-token layers.
+        Mistakes are known for draft models, EAGLE-3 heads and next-token layers of `speculators`.
     completions, prompts
         What the engine wrote after each prompt, as tokens.
     gamma

@@ -178,3 +178,10 @@ def test_a_drafter_is_judged_by_the_q_that_it_reports() -> None:
 def test_what_cannot_be_judged_is_refused(drafter: ChainDrafter) -> None:
     with pytest.raises(ValueError, match=r"proposes|sums"):
         judge_drafter(drafter)
+
+
+def test_a_drafter_that_reads_hidden_states_is_refused() -> None:
+    drafter = UniformDrafter(3)
+    drafter.hidden_layers = (-1,)
+    with pytest.raises(TypeError, match="UniformDrafter reads hidden states"):
+        judge_drafter(drafter)

@@ -3,7 +3,9 @@ seeds, calls after the first, times and progress."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import shutil
 import weakref
 from collections.abc import Callable, Sequence
@@ -294,6 +296,12 @@ def test_a_setting_is_not_changed_after_a_sampler_was_made(name: str, value: Any
     sampler = Sampler(TARGET, DRAFT, compile=False, progress=False)
     with pytest.raises(AttributeError, match="make another"):
         setattr(sampler, name, value)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_sampler_is_not_copied(copied: Callable[[Any], Any]) -> None:
+    with pytest.raises(TypeError, match="make another"):
+        copied(Sampler(TARGET, DRAFT, compile=False, progress=False))
 
 
 @pytest.mark.minutes

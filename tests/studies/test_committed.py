@@ -1,10 +1,8 @@
-"""The smallest part of every deterministic table, computed again and compared with the committed
-rows.
+"""A small part of the tables of which that takes seconds, computed again and compared with the
+committed rows; those of the audit are in its own tests.
 
-Not computed again: `block_against_token` and `adaptive_lengths`, whose rows are sums over hundreds
-of completions; `distillation` and `feature_drafts`, which come from an hour of training; and the
-columns of times (all of `bench_*`, `recommendation`), which only say on what and when they were
-measured. Counts of decoding in float32 have a tolerance: another processor rounds in other ways.
+Columns of times are not compared. Counts of decoding in float32 have a tolerance: another processor
+rounds in other ways.
 """
 
 from __future__ import annotations
