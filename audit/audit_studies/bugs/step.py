@@ -178,8 +178,8 @@ def step_bugs(filters: Sampling = FILTERS) -> dict[str, Bug]:
         Bug("lenience-left-on", f"lenience {LENIENCE} by default", "-", rule=lenience_left_on),
         Bug("unverified", f"{UNVERIFIED:.0%} of the draft tokens are accepted without a test", "- (a yardstick)",
             rule=unverified),
-        Bug("merged-children", "two equal draft tokens become one child of a tree, tested once", "SpecInfer, as notes tell it",
-            rule=merged_children),
+        Bug("merged-children", "two equal draft tokens become one child of a tree, tested once",
+            "SpecInfer, as notes tell it", rule=merged_children),
     ]  # fmt: skip
     return {one.name: one for one in bugs}
 
