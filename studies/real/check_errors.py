@@ -298,7 +298,7 @@ def measure(item: str, comparisons: int, in_float16: int, new_tokens: int, texts
 
 STUDY = study.Study(
     measure,
-    settings={"comparisons": 32, "in_float16": 24, "new_tokens": 16, "texts": 24},
+    settings={"comparisons": 300, "in_float16": 24, "new_tokens": 16, "texts": 24},
     small={"comparisons": 4, "in_float16": 4, "new_tokens": 4, "texts": 1},
     items=(  # as well: right-float16-plain, right-bfloat16-copies, small-float16, wrong-smollm2-bfloat16 and others
         "right-bfloat16-plain",
