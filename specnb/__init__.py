@@ -63,3 +63,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'specnb' has no attribute {name!r}; its public names are {sorted(__all__)}")
     return getattr(import_module(f"specnb.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

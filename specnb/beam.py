@@ -347,5 +347,5 @@ def beam_search(
         check.score(prompt, beam.path, beam.score / settings.normalised(1.0, len(beam.path)))
     record = BeamRecord(np.array(levels), np.array(of_target.runs), states)
     tokens = [list(beam.path) for beam in best_beams]
-    texts = None if tokenizer is None else tokenizer.batch_decode(tokens)
+    texts = None if tokenizer is None else tokenizer.batch_decode(tokens, skip_special_tokens=True)
     return BeamSearch(tokens, [beam.score for beam in best_beams], record, texts)

@@ -19,7 +19,7 @@ from transformers.modeling_layers import MtpModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from specnb.cache import LengthBound, RaggedCache, additive_mask
+from specnb.cache import LengthBound, RaggedCache, additive_mask, decoder_config
 from specnb.distributions import Sampling, standardise
 from specnb.drafters import Context, Drafter, Proposal, SequentialDrafter, needs_cache, padded
 from specnb.fast import GROUPED, Compile, pack, shared_copy
@@ -251,6 +251,7 @@ class AttentionDrafter(SequentialDrafter):
         self.hidden_layers, self.capturable = self.head.hidden_layers, capturable
         weight = next(self.head.parameters())
         self.dtype, self.device = weight.dtype, weight.device
+        self.read = len(self.hidden_layers) * decoder_config(target).hidden_size  # numbers of a token's states
         self.allocated: tuple[Any, ...] = ()
 
     @property
@@ -263,6 +264,12 @@ class AttentionDrafter(SequentialDrafter):
 
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
+        given: Any = context.hidden_states
+        if given.shape[-1] != self.read:
+            raise ValueError(
+                f"the states of a token are {given.shape[-1]} numbers, and this drafter was made for a target with "
+                f"{self.read}; give it that target"
+            )
         if rows is None:
             if needs_cache(self, (*context.tokens.shape, self.dtype, self.device)):
                 self.cache = RaggedCache(self.head.cached, context.tokens.shape[1])
@@ -270,8 +277,7 @@ class AttentionDrafter(SequentialDrafter):
             self.entered = context.lengths.clone()
         else:
             self.entered[rows] = context.lengths[rows]
-            states: Any = context.hidden_states
-            context = Context(context.tokens[rows], context.lengths[rows], states[rows])
+            context = Context(context.tokens[rows], context.lengths[rows], given[rows])
         slots = torch.arange(int(context.lengths.max()), device=context.lengths.device)
         slots = slots.expand(len(context.lengths), -1)
         self.bound = None

@@ -19,12 +19,12 @@ from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.formats import CONFIG, MTP, PICKLES, READ, advice, format_of, read_config, read_tensors
 from specnb.heads import PARTS, AttentionDrafter, Eagle3Head, NextTokenHead, NextTokenLayers
-from specnb.loading import HUB_FILES, folder_of, in_double
+from specnb.loading import HUB_FILES, Pair, folder_of, in_double
 from specnb.support import require_supported, vocabulary
 
 
 def load_drafter(
-    target: PreTrainedModel,
+    target: PreTrainedModel | Pair,
     source: str | Path | None = None,
     sampling: Sampling = Sampling(),
     *,
@@ -58,6 +58,7 @@ def load_drafter(
     >>> target = specnb.load_model("meta-llama/Llama-3.1-8B-Instruct", dtype="bfloat16")  # doctest: +SKIP
     >>> drafter = specnb.load_drafter(target, "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B")  # doctest: +SKIP
     """
+    target = target.target if isinstance(target, Pair) else target
     require_supported(target)
     if source is None:
         head = next_token_layers(target)

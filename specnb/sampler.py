@@ -91,7 +91,7 @@ class Sampler:
     check
         Compare the loop with the model's own forward passes (`specnb.check`).
     tokenizer
-        With one, prompts may be texts, and completions have texts.
+        With one, prompts may be texts, and completions have texts, without end tokens.
     rows, slots
         Room for so many sequences, of so many tokens and gamma + 1 more: calls up to these sizes
         compile and capture once.
@@ -243,7 +243,8 @@ class Sampler:
             generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
         finally:
             self.in_a_call.release()
-        texts = None if self.tokenizer is None else self.tokenizer.batch_decode(generation.tokens)
+        tokens, tokenizer = generation.tokens, self.tokenizer
+        texts = None if tokenizer is None else tokenizer.batch_decode(tokens, skip_special_tokens=True)
         return replace(generation, prompts=prompts, texts=texts, tokenizer=self.tokenizer)
 
     def token_lists(self, prompts: Any) -> list[list[int]]:

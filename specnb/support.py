@@ -46,14 +46,14 @@ def require_supported(model: PreTrainedModel) -> None:
         raise TypeError(
             f"{name} is no model of transformers; give one of from_pretrained, of a PeftModel its merge_and_unload()"
         )
+    if model.config.is_encoder_decoder:
+        raise TypeError(f"{name} is an encoder-decoder, and only models without an encoder are decoded; choose another")
     if model.training or any(map(_drops, model.modules())):
         raise TypeError(
             f"{name} is in training mode, or a part of it, where dropout makes its distributions random; call its "
             "eval() first"
         )
     arguments = inspect.signature(model.forward).parameters
-    if model.config.is_encoder_decoder:
-        raise TypeError(f"{name} is an encoder-decoder, and only models without an encoder are decoded; choose another")
     if "position_ids" not in arguments:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")
     if model.get_output_embeddings() is None or "logits_to_keep" not in arguments:

@@ -155,11 +155,12 @@ def node_depths(parents: Sequence[int]) -> list[int]:
 
 def leaves_first(parents: Sequence[int]) -> list[int]:
     """All nodes, every subtree before its node, earlier siblings first."""
-
-    def below(node: int) -> list[int]:
-        return [each for child, parent in enumerate(parents) if parent == node for each in (*below(child), child)]
-
-    return below(-1)
+    root_first, waiting = [], [-1]
+    while waiting:
+        node = waiting.pop()
+        root_first.append(node)
+        waiting += [child for child, parent in enumerate(parents) if parent == node]
+    return root_first[:0:-1]
 
 
 # How the children of a node are sampled

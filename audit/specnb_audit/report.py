@@ -181,7 +181,10 @@ class Report:
         checks = [f"check: {check}" for check in self.checks]
         notes = [f"note: {note}" for note in self.notes]
         noise = [] if self.rejected or self.certain else [f"  {NOISE}"]
-        return [self.headline, *noise, *checks, *self._outcome_lines(), *self._detectable_lines(), *notes]
+        without = (
+            [] if self.certain or not self.detectable or "draft-leak" in self.detectable else [f"  {WITHOUT_DRAFT}"]
+        )
+        return [self.headline, *without, *noise, *checks, *self._outcome_lines(), *self._detectable_lines(), *notes]
 
     @property
     def headline(self) -> str:
@@ -244,7 +247,7 @@ class Report:
         none = [name for name, value in self.detectable.items() if math.isnan(value)]
         lines += [f"  none at this length, however large: {', '.join(none)}"] * bool(none)
         lines += [f"  (mixed into every token alike) not covered: {NOT_COVERED}"]
-        return lines + [f"  {WITHOUT_DRAFT}"] * ("draft-leak" not in self.detectable)
+        return lines
 
     @property
     def _kinds(self) -> dict[str, float]:

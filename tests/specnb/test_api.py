@@ -9,6 +9,10 @@ import pytest
 import specnb
 
 
+def test_names_are_listed_for_completion() -> None:
+    assert set(dir(specnb)) == set(specnb.__all__)
+
+
 @pytest.mark.parametrize("name", [name for name in specnb.__all__ if name != "theory"])
 def test_every_public_name_has_a_docstring_with_an_example(name: str) -> None:
     """The example may stand at one of the methods of a class."""

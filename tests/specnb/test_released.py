@@ -302,6 +302,18 @@ def test_a_head_that_does_not_fit_is_refused_in_one_line(message: str, target: P
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize(("layers", "width"), [(2, 8), (LAYERS, 2 * WIDTH)])
+def test_a_head_of_another_target_is_refused_in_the_first_call(
+    layers: int, width: int, target: PreTrainedModel, tmp_path: Path
+) -> None:
+    """The other target has too few layers, or states of another width."""
+    authors(tmp_path)
+    sizes = {"num_hidden_layers": layers, "hidden_size": width}
+    other = type(target)(LlamaConfig(**(target.config.to_dict() | sizes))).double().eval()
+    with pytest.raises(ValueError, match=r"that target|was made for"):
+        generate(other, PROMPTS, load_drafter(target, tmp_path), max_new_tokens=4, progress=False)
+
+
 def released(config: dict[str, Any], *names: str) -> Callable[[Path], object]:
     def make(folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(config))
