@@ -19,7 +19,15 @@ from specnb.support import context_limit
 from specnb_audit.alternatives import DEPENDENCE, LEARNED
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
-from specnb_audit.claimed import Claimed, claimed_probs, is_active, other_orders, penalties_of, without_each
+from specnb_audit.claimed import (
+    Claimed,
+    claimed_probs,
+    is_active,
+    other_orders,
+    penalties_of,
+    twice_each,
+    without_each,
+)
 from specnb_audit.control import found_kinds
 from specnb_audit.fitted_settings import fitted_settings
 from specnb_audit.report import Report
@@ -79,29 +87,44 @@ def _explain(models: Models, completions: Iterable[Completion], auditor: Auditor
 def likelier_settings(
     models: Models, completions: Sequence[Completion], suspicious: set[int], auditor: Auditor
 ) -> tuple[str, list[str]]:
-    """A cause and a note if other settings explain the tokens: another order of the filters, or one
-    setting left out.
+    """A cause and a note if other settings explain the tokens: another order of the filters, one
+    setting left out, or a penalty applied twice.
 
     They must do so better than those claimed by a likelihood ratio above 1/delta, and a fresh
     `auditor` must not reject them. Tried on `TRIED` tokens, those of the `suspicious` sequences
     first. Empty where none do.
     """
-    orders, fewer = other_orders(models.sampling), without_each(models.sampling)
-    if not orders and not fewer:
+    orders = {(name, "order"): one for name, one in other_orders(models.sampling).items()}
+    fewer = {(name, "not"): one for name, one in without_each(models.sampling).items()}
+    more = {(name, "twice"): one for name, one in twice_each(models.sampling).items()}
+    tried, chosen = {**orders, **fewer, **more}, beginning(completions, suspicious)
+    if not tried:
         return "", []
-    tried, chosen = {**orders, **fewer}, beginning(completions, suspicious)
     claimed, *others = _log_likelihoods(models, chosen, [models.sampling, *tried.values()])
-    name = list(tried)[int(np.argmax(others))]
+    name, how = list(tried)[int(np.argmax(others))]
     if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
         return "", []
-    if not _explain(models._replace(sampling=tried[name]), chosen, auditor):
+    if not _explain(models._replace(sampling=tried[name, how]), chosen, auditor):
         return "", []
-    if name in fewer:
+    if how == "not":
         return f"it looks as if {name} is not applied: without it the tokens are explained", []
-    order = ", ".join(one for one in orders[name].order if is_active(models.sampling, one))
+    if how == "twice":
+        return f"it looks as if {name} is applied twice: so the tokens are explained", []
+    order = ", ".join(one for one in orders[name, how].order if is_active(models.sampling, one))
     return f"the filters look as if applied in another order: {order}, as in {name}", [
         f"if the engine applies the filters in the order {order}, claim it (--filter-order {name})"
     ]
+
+
+def unapplied_constraint(models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]) -> str:
+    """A cause if the tokens are explained without `min_tokens`, or without the tokens allowed; empty if
+    not, and where neither is declared."""
+    chosen = beginning(completions)
+    for name, field, off in (("min_tokens", "min_tokens", 0), ("allowed_token_ids", "allowed", None)):
+        without = [one._replace(constraints=replace(one.constraints, **{field: off})) for one in chosen]
+        if without != chosen and _explain(models, without, fresh()):
+            return f"it looks as if {name} is not applied: without it the tokens are explained"
+    return ""
 
 
 class Candidate(NamedTuple):
@@ -336,7 +359,8 @@ def endings_of(source: Source, completions: Sequence[Completion], auditor: Audit
         f"{after:,} of {len(completions):,} sequences continue after the end token {sorted(ends)}; give eos if it ends "
         "them": after > 0,
         f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
-        "eos, or max_new_tokens": auditor.max_new_tokens is None and len(set(lengths)) > 1,
+        "eos, or max_new_tokens, and the tokens of a stop string that was cut off":
+            auditor.max_new_tokens is None and len(set(lengths)) > 1,
     }  # fmt: skip
     return [words for words, holds in found.items() if holds and not auditor.ends]
 

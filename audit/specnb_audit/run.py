@@ -32,6 +32,7 @@ from specnb_audit.explanations import (
     repeated_noise,
     rows_alone,
     suspected_explains,
+    unapplied_constraint,
 )
 from specnb_audit.logprobs import logprob_findings
 from specnb_audit.numerics import OTHER_KERNELS, SUSPICIOUS, Numerics, impossible_rate
@@ -319,7 +320,7 @@ def _explained(
     if suspicious and not cause and suspected_explains(models, completions, len(auditor.impossible.gaps), fresh()):
         cause = KINDS["suspected-model"]
     if report.rejected and not cause:
-        cause = other_rotary_factors(models, completions, fresh)
+        cause = unapplied_constraint(models, completions, fresh) or other_rotary_factors(models, completions, fresh)
     if report.rejected and not cause:
         cause, notes = other_settings_or_prompts(models, completions, fresh)
     if report.rejected and not cause and not report.violations:
@@ -329,4 +330,6 @@ def _explained(
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]
         if report.diagnosis == "never-occurs" and not cause:
             cause = auditor.bets.absences.words()
+            ended = not auditor.ends and len({len(one.tokens) for one in completions}) > 1
+            cause += ", or as if a stop string were cut off" * ended
     return replace(report, checks=checks, cause=cause if report.rejected else "", notes=notes)

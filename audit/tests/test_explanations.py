@@ -83,6 +83,19 @@ def test_a_filter_that_is_not_applied_is_named() -> None:
     assert cause(Sampling(1.0), texts(exact)) == ""  # no filter is claimed
 
 
+@pytest.mark.parametrize(
+    ("declared", "name"), [(Constraints(min_tokens=4), "min_tokens"), (Constraints(allowed=[0, 1, 2]), "allowed_token_ids")]
+)
+def test_a_constraint_that_is_not_applied_is_named(declared: Constraints, name: str) -> None:
+    random = np.random.default_rng(0)
+    made = [random.choice(4, p=TABLE, size=8).tolist() for _ in range(100)]
+    made = [one[: one.index(3) + 1] if 3 in one else one for one in made]
+    settings: dict[str, Any] = {"eos": 3, "max_new_tokens": 8, "constraints": declared, "progress": False}
+    assert audit(constant, made, prompts=[[]] * 100, **settings).cause == without(name)
+    made = [*[[2] * 8] * 20, *made]  # which nothing explains
+    assert audit(constant, made, prompts=[[]] * 120, **settings).cause == ""
+
+
 @pytest.mark.parametrize(("emitted", "explains"), [(1, True), (2, False)])
 def test_a_suspected_model_that_explains_impossible_tokens_is_named(emitted: int, explains: bool) -> None:
     aim = Aim(suspected=lambda prefix: [0.3, 0.5, 0.15, 0.05])
@@ -381,7 +394,8 @@ def test_what_is_wrong_with_the_sequences_themselves(
         (
             [([1], [2]), ([1], [2, 2])],
             {},
-            "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens",
+            "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens, and the "
+            "tokens of a stop string that was cut off",
         ),
         ([([1], [2]), ([1], [2, 2])], {"max_new_tokens": 2}, None),
     ],
