@@ -84,7 +84,8 @@ def test_a_filter_that_is_not_applied_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "name"), [(Constraints(min_tokens=4), "min_tokens"), (Constraints(allowed=[0, 1, 2]), "allowed_token_ids")]
+    ("declared", "name"),
+    [(Constraints(min_tokens=4), "min_tokens"), (Constraints(allowed=[0, 1, 2]), "allowed_token_ids")],
 )
 def test_a_constraint_that_is_not_applied_is_named(declared: Constraints, name: str) -> None:
     random = np.random.default_rng(0)
