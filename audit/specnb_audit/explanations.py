@@ -248,6 +248,16 @@ def only_after_rejections(
     )
 
 
+def bonus_of_draft(report: Report) -> str:
+    """A cause if nine tenths of the evidence for the draft's distribution are of the last position in
+    the longest steps, which only a bonus token has; empty where steps are unknown."""
+    gains = {int(position): gain for position, _, gain in report.breakdown.get("position in the step", [])}
+    longest = max(gains, default=0)
+    if report.diagnosis != "draft-leak" or longest == 0 or gains[longest] < 0.9 * sum(map(abs, gains.values())):
+        return ""
+    return f"the last token of steps of {longest + 1} follows the draft's distribution: the bonus token is the draft's"
+
+
 def suspected_explains(models: Models, completions: Sequence[Completion], impossible: int, auditor: Auditor) -> bool:
     """Whether a fresh `auditor` does not reject the suspected model as the target, with at most a tenth
     of the `impossible` tokens."""

@@ -21,6 +21,7 @@ from specnb_audit.control import compare_with_control, side_of
 from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
     audited,
+    bonus_of_draft,
     checks_of,
     endings_of,
     forced_places,
@@ -324,7 +325,7 @@ def _explained(
     if report.rejected and not cause:
         cause, notes = other_settings_or_prompts(models, completions, fresh)
     if report.rejected and not cause and not report.violations:
-        cause = only_after_rejections(report, models, completions, fresh)
+        cause = bonus_of_draft(report) or only_after_rejections(report, models, completions, fresh)
     if report.rejected and not cause:
         cause, more, alone = repeated_noise(report, models, completions, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]

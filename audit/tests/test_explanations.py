@@ -15,7 +15,8 @@ from tiny import llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specnb import generate
-from specnb.distributions import Sampling
+from specnb.distributions import Sampling, sample
+from specnb.rules import token_verification
 from specnb_audit import Aim, Auditor, Constraints, audit
 from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.bets import Row
@@ -196,6 +197,25 @@ def test_a_deviation_that_begins_with_a_rejection_is_said_to_be_of_the_cache(rej
     )  # fmt: skip
     assert report.rejected
     assert report.cause.startswith("tokens deviate only after the first rejection") == rejected
+
+
+@pytest.mark.parametrize("bonus", [True, False])
+def test_a_bonus_token_of_the_draft_is_named_and_a_leak_at_all_positions_is_not(bonus: bool) -> None:
+    p, q = tables()
+
+    def rule(ahead: Any, probs: Any, draft_tokens: Any, accept: Any, final: Any) -> Any:
+        if not bonus:
+            return len(draft_tokens), sample(ahead[-1], final), None  # all draft tokens are accepted
+        accepted, token, rest = token_verification(ahead, probs, draft_tokens, accept, final)
+        return accepted, sample(q[draft_tokens[-1]], final) if accepted == len(draft_tokens) else token, rest
+
+    rows = [sample_row(p, q, 24, seed, rule) for seed in range(100)]
+    report = audit(
+        lambda prefix: p[prefix[-1]], [row.tokens for row in rows], prompts=[[0]] * len(rows), progress=False,
+        draft=lambda prefix: q[prefix[-1]], steps=[row.steps or () for row in rows],
+    )  # fmt: skip
+    assert report.diagnosis == "draft-leak"
+    assert report.cause.endswith("the bonus token is the draft's") == bonus
 
 
 # The sizes of steps
