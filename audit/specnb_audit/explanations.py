@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -120,8 +120,9 @@ def unapplied_constraint(models: Models, completions: Sequence[Completion], fres
     """A cause if the tokens are explained without `min_tokens`, or without the tokens allowed; empty if
     not, and where neither is declared."""
     chosen = beginning(completions)
-    for name, field, off in (("min_tokens", "min_tokens", 0), ("allowed_token_ids", "allowed", None)):
-        without = [one._replace(constraints=replace(one.constraints, **{field: off})) for one in chosen]
+    fewer: dict[str, dict[str, Any]] = {"min_tokens": {"min_tokens": 0}, "allowed_token_ids": {"allowed": None}}
+    for name, off in fewer.items():
+        without = [one._replace(constraints=replace(one.constraints, **off)) for one in chosen]
         if without != chosen and _explain(models, without, fresh()):
             return f"it looks as if {name} is not applied: without it the tokens are explained"
     return ""
