@@ -250,13 +250,29 @@ def only_after_rejections(
 
 
 def bonus_of_draft(report: Report) -> str:
-    """A cause if nine tenths of the evidence for the draft's distribution are of the last position in
-    the longest steps, which only a bonus token has; empty where steps are unknown."""
-    gains = {int(position): gain for position, _, gain in report.breakdown.get("position in the step", [])}
-    longest = max(gains, default=0)
-    if report.diagnosis != "draft-leak" or longest == 0 or gains[longest] < 0.9 * sum(map(abs, gains.values())):
+    """A cause if only the last token of the longest steps deviates, which is a bonus token, and it is the
+    draft's; empty where steps are unknown."""
+    place, longest = _place_in_steps(report)
+    if report.diagnosis != "draft-leak" or place != longest:
         return ""
-    return f"the last token of steps of {longest + 1} follows the draft's distribution: the bonus token is the draft's"
+    return f"the last token of steps of {longest + 1} follows the draft's distribution: a bonus token of the draft"
+
+
+def first_of_steps(report: Report) -> str:
+    """A cause if only the first token of a step deviates; empty where steps are unknown."""
+    if report.diagnosis == "first-token" or _place_in_steps(report)[0] != 0:
+        return ""
+    return (
+        f"only the first token of a step deviates ({report.diagnosis}): it is sampled otherwise, or the step before "
+        "left a cache or positions that are wrong"
+    )
+
+
+def _place_in_steps(report: Report) -> tuple[int | None, int]:
+    """The position in the steps that has nine tenths of the evidence, if one has, and the last position."""
+    gains = {int(position): gain for position, _, gain in report.breakdown.get("position in the step", [])}
+    longest, most = max(gains, default=0), 0.9 * sum(map(abs, gains.values()))
+    return next((place for place, gain in gains.items() if longest > 0 and gain > most), None), longest
 
 
 def suspected_explains(models: Models, completions: Sequence[Completion], impossible: int, auditor: Auditor) -> bool:

@@ -24,6 +24,7 @@ from specnb_audit.explanations import (
     bonus_of_draft,
     checks_of,
     endings_of,
+    first_of_steps,
     forced_places,
     likelier_settings,
     only_after_rejections,
@@ -326,6 +327,7 @@ def _explained(
         cause, notes = other_settings_or_prompts(models, completions, fresh)
     if report.rejected and not cause and not report.violations:
         cause = bonus_of_draft(report) or only_after_rejections(report, models, completions, fresh)
+        cause = cause or first_of_steps(report)
     if report.rejected and not cause:
         cause, more, alone = repeated_noise(report, models, completions, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]

@@ -15,7 +15,7 @@ from tiny import llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specnb import generate
-from specnb.distributions import Sampling, sample
+from specnb.distributions import Sampling, normalise, sample
 from specnb.rules import token_verification
 from specnb_audit import Aim, Auditor, Constraints, audit
 from specnb_audit.alternatives import ALTERNATIVES
@@ -199,23 +199,35 @@ def test_a_deviation_that_begins_with_a_rejection_is_said_to_be_of_the_cache(rej
     assert report.cause.startswith("tokens deviate only after the first rejection") == rejected
 
 
-@pytest.mark.parametrize("bonus", [True, False])
-def test_a_bonus_token_of_the_draft_is_named_and_a_leak_at_all_positions_is_not(bonus: bool) -> None:
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("bonus", "the last token of steps of 4 follows the draft's distribution: a bonus token of the draft"),
+        ("first", "only the first token of a step deviates (near-uniform)"),
+        ("all", ""),
+    ],
+)
+def test_one_place_of_steps_that_deviates_is_named(wrong: str, words: str) -> None:
+    """And not where all draft tokens are accepted."""
     p, q = tables()
 
     def rule(ahead: Any, probs: Any, draft_tokens: Any, accept: Any, final: Any) -> Any:
-        if not bonus:
-            return len(draft_tokens), sample(ahead[-1], final), None  # all draft tokens are accepted
+        if wrong == "all":
+            return len(draft_tokens), sample(ahead[-1], final), None
+        if wrong == "first":
+            ahead = torch.cat([normalise(ahead[:1] ** 0.3), ahead[1:]])
         accepted, token, rest = token_verification(ahead, probs, draft_tokens, accept, final)
-        return accepted, sample(q[draft_tokens[-1]], final) if accepted == len(draft_tokens) else token, rest
+        own = wrong == "bonus" and accepted == len(draft_tokens)
+        return accepted, sample(q[draft_tokens[-1]], final) if own else token, rest
 
     rows = [sample_row(p, q, 24, seed, rule) for seed in range(100)]
     report = audit(
         lambda prefix: p[prefix[-1]], [row.tokens for row in rows], prompts=[[0]] * len(rows), progress=False,
         draft=lambda prefix: q[prefix[-1]], steps=[row.steps or () for row in rows],
     )  # fmt: skip
-    assert report.diagnosis == "draft-leak"
-    assert report.cause.endswith("the bonus token is the draft's") == bonus
+    assert report.rejected
+    assert report.cause.startswith(words)
+    assert ("of a step" in report.cause or "of steps" in report.cause) == (wrong != "all")
 
 
 # The sizes of steps
