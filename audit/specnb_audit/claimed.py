@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specnb.distributions import Sampling, standardise
-from specnb_audit.penalties import NO_PENALTIES, Penalties
+from specnb_audit.penalties import NO_PENALTIES, Penalties, twice
 from specnb_audit.setting_names import APPLIED, DECLARED, ENGINE_ORDERS, FILTERS, INSTEAD, NOT_AUDITED, PENALTIES
 
 
@@ -144,6 +144,19 @@ def without_each(sampling: Sampling) -> dict[str, Sampling]:
         if getattr(sampling.penalties, name) != off[name]:
             fewer[name.replace("_", "-")] = replace(sampling, penalties=replace(sampling.penalties, **off))
     return fewer
+
+
+def twice_each(sampling: Sampling) -> dict[str, Sampling]:
+    """The same settings with one of the penalties claimed applied twice, by its name; without those that
+    would be out of range."""
+    if not isinstance(sampling, Claimed):
+        return {}
+    each = {name.replace("_", "-"): twice(sampling.penalties, name) for name in PENALTIES}
+    return {
+        name: replace(sampling, penalties=more)
+        for name, more in each.items()
+        if more is not None and more != sampling.penalties
+    }
 
 
 def other_orders(sampling: Sampling) -> dict[str, Claimed]:

@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -19,7 +19,15 @@ from specnb.support import context_limit
 from specnb_audit.alternatives import DEPENDENCE, LEARNED
 from specnb_audit.auditor import Auditor
 from specnb_audit.bets import steps_between
-from specnb_audit.claimed import Claimed, claimed_probs, is_active, other_orders, penalties_of, without_each
+from specnb_audit.claimed import (
+    Claimed,
+    claimed_probs,
+    is_active,
+    other_orders,
+    penalties_of,
+    twice_each,
+    without_each,
+)
 from specnb_audit.control import found_kinds
 from specnb_audit.fitted_settings import fitted_settings
 from specnb_audit.report import Report
@@ -79,29 +87,45 @@ def _explain(models: Models, completions: Iterable[Completion], auditor: Auditor
 def likelier_settings(
     models: Models, completions: Sequence[Completion], suspicious: set[int], auditor: Auditor
 ) -> tuple[str, list[str]]:
-    """A cause and a note if other settings explain the tokens: another order of the filters, or one
-    setting left out.
+    """A cause and a note if other settings explain the tokens: another order of the filters, one
+    setting left out, or a penalty applied twice.
 
     They must do so better than those claimed by a likelihood ratio above 1/delta, and a fresh
     `auditor` must not reject them. Tried on `TRIED` tokens, those of the `suspicious` sequences
     first. Empty where none do.
     """
-    orders, fewer = other_orders(models.sampling), without_each(models.sampling)
-    if not orders and not fewer:
+    orders = {(name, "order"): one for name, one in other_orders(models.sampling).items()}
+    fewer = {(name, "not"): one for name, one in without_each(models.sampling).items()}
+    more = {(name, "twice"): one for name, one in twice_each(models.sampling).items()}
+    tried, chosen = {**orders, **fewer, **more}, beginning(completions, suspicious)
+    if not tried:
         return "", []
-    tried, chosen = {**orders, **fewer}, beginning(completions, suspicious)
     claimed, *others = _log_likelihoods(models, chosen, [models.sampling, *tried.values()])
-    name = list(tried)[int(np.argmax(others))]
+    name, how = list(tried)[int(np.argmax(others))]
     if max(others) == -math.inf or max(others) - claimed < math.log(len(others) / auditor.delta):
         return "", []
-    if not _explain(models._replace(sampling=tried[name]), chosen, auditor):
+    if not _explain(models._replace(sampling=tried[name, how]), chosen, auditor):
         return "", []
-    if name in fewer:
+    if how == "not":
         return f"it looks as if {name} is not applied: without it the tokens are explained", []
-    order = ", ".join(one for one in orders[name].order if is_active(models.sampling, one))
+    if how == "twice":
+        return f"it looks as if {name} is applied twice: so the tokens are explained", []
+    order = ", ".join(one for one in orders[name, how].order if is_active(models.sampling, one))
     return f"the filters look as if applied in another order: {order}, as in {name}", [
         f"if the engine applies the filters in the order {order}, claim it (--filter-order {name})"
     ]
+
+
+def unapplied_constraint(models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]) -> str:
+    """A cause if the tokens are explained without `min_tokens`, or without the tokens allowed; empty if
+    not, and where neither is declared."""
+    chosen = beginning(completions)
+    fewer: dict[str, dict[str, Any]] = {"min_tokens": {"min_tokens": 0}, "allowed_token_ids": {"allowed": None}}
+    for name, off in fewer.items():
+        without = [one._replace(constraints=replace(one.constraints, **off)) for one in chosen]
+        if without != chosen and _explain(models, without, fresh()):
+            return f"it looks as if {name} is not applied: without it the tokens are explained"
+    return ""
 
 
 class Candidate(NamedTuple):
@@ -225,6 +249,32 @@ def only_after_rejections(
     )
 
 
+def bonus_of_draft(report: Report) -> str:
+    """A cause if only the last token of the longest steps deviates, which is a bonus token, and it is the
+    draft's; empty where steps are unknown."""
+    place, longest = _place_in_steps(report)
+    if report.diagnosis != "draft-leak" or place != longest:
+        return ""
+    return f"the last token of steps of {longest + 1} follows the draft's distribution: a bonus token of the draft"
+
+
+def first_of_steps(report: Report) -> str:
+    """A cause if only the first token of a step deviates; empty where steps are unknown."""
+    if report.diagnosis == "first-token" or _place_in_steps(report)[0] != 0:
+        return ""
+    return (
+        f"only the first token of a step deviates ({report.diagnosis}): it is sampled otherwise, or the step before "
+        "left a cache or positions that are wrong"
+    )
+
+
+def _place_in_steps(report: Report) -> tuple[int | None, int]:
+    """The position in the steps that has nine tenths of the evidence, if one has, and the last position."""
+    gains = {int(position): gain for position, _, gain in report.breakdown.get("position in the step", [])}
+    longest, most = max(gains, default=0), 0.9 * sum(map(abs, gains.values()))
+    return next((place for place, gain in gains.items() if longest > 0 and gain > most), None), longest
+
+
 def suspected_explains(models: Models, completions: Sequence[Completion], impossible: int, auditor: Auditor) -> bool:
     """Whether a fresh `auditor` does not reject the suspected model as the target, with at most a tenth
     of the `impossible` tokens."""
@@ -336,7 +386,8 @@ def endings_of(source: Source, completions: Sequence[Completion], auditor: Audit
         f"{after:,} of {len(completions):,} sequences continue after the end token {sorted(ends)}; give eos if it ends "
         "them": after > 0,
         f"completions have {min(lengths, default=0):,} to {max(lengths, default=0):,} tokens; what ended them? Give "
-        "eos, or max_new_tokens": auditor.max_new_tokens is None and len(set(lengths)) > 1,
+        "eos, or max_new_tokens, and the tokens of a stop string that was cut off":
+            auditor.max_new_tokens is None and len(set(lengths)) > 1,
     }  # fmt: skip
     return [words for words, holds in found.items() if holds and not auditor.ends]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -71,6 +71,23 @@ def _is_number(value: Any) -> bool:
 
 
 NO_PENALTIES = Penalties()
+
+
+def twice(penalties: Penalties, name: str) -> Penalties | None:
+    """`penalties` with that of `name` applied twice; None where that is more than can be claimed.
+
+    >>> twice(Penalties(repetition_penalty=1.5), "repetition_penalty").repetition_penalty
+    2.25
+    """
+    value = getattr(penalties, name)
+    if name == "logit_bias":
+        more: Any = {token: 2 * bias for token, bias in value}
+    else:
+        more = value**2 if name == "repetition_penalty" else 2 * value
+    try:
+        return replace(penalties, **{name: more})
+    except ValueError:
+        return None
 
 
 def penalised(

@@ -21,8 +21,10 @@ from specnb_audit.control import compare_with_control, side_of
 from specnb_audit.engine import Engine
 from specnb_audit.explanations import (
     audited,
+    bonus_of_draft,
     checks_of,
     endings_of,
+    first_of_steps,
     forced_places,
     likelier_settings,
     only_after_rejections,
@@ -32,6 +34,7 @@ from specnb_audit.explanations import (
     repeated_noise,
     rows_alone,
     suspected_explains,
+    unapplied_constraint,
 )
 from specnb_audit.logprobs import logprob_findings
 from specnb_audit.numerics import OTHER_KERNELS, SUSPICIOUS, Numerics, impossible_rate
@@ -319,14 +322,17 @@ def _explained(
     if suspicious and not cause and suspected_explains(models, completions, len(auditor.impossible.gaps), fresh()):
         cause = KINDS["suspected-model"]
     if report.rejected and not cause:
-        cause = other_rotary_factors(models, completions, fresh)
+        cause = unapplied_constraint(models, completions, fresh) or other_rotary_factors(models, completions, fresh)
     if report.rejected and not cause:
         cause, notes = other_settings_or_prompts(models, completions, fresh)
     if report.rejected and not cause and not report.violations:
-        cause = only_after_rejections(report, models, completions, fresh)
+        cause = bonus_of_draft(report) or only_after_rejections(report, models, completions, fresh)
+        cause = cause or first_of_steps(report)
     if report.rejected and not cause:
         cause, more, alone = repeated_noise(report, models, completions, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]
         if report.diagnosis == "never-occurs" and not cause:
             cause = auditor.bets.absences.words()
+            ended = not auditor.ends and len({len(one.tokens) for one in completions}) > 1
+            cause += ", or as if a stop string were cut off" * ended
     return replace(report, checks=checks, cause=cause if report.rejected else "", notes=notes)

@@ -144,6 +144,7 @@ def _faults(models: Models, logits: Tensor, one: Completion, start: int) -> dict
     found = {"rounded-logits": [penalised(rounded(logits), penalties, *before) for rounded in ROUNDINGS.values()]}
     if penalties != NO_PENALTIES:
         found["last-token"] = [newest_counted(logits, penalties, *before, times) for times in TIMES]
+        found["avoids"] = [penalised(penalised(logits, penalties, *before), penalties, *before)]
     tokens = torch.as_tensor(one.tokens[start : start + len(logits)], device=logits.device)[:, None]
 
     def at_tokens(changed: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from tiny import llama
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specnb import generate
-from specnb.distributions import Sampling
+from specnb.distributions import Sampling, normalise, sample
+from specnb.rules import token_verification
 from specnb_audit import Aim, Auditor, Constraints, audit
 from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.bets import Row
@@ -81,6 +82,20 @@ def test_a_filter_that_is_not_applied_is_named() -> None:
     exact = np.random.default_rng(0).choice(4, p=TABLE, size=400).tolist()
     assert cause(Sampling(0.5), texts(exact)) == without("temperature")
     assert cause(Sampling(1.0), texts(exact)) == ""  # no filter is claimed
+
+
+@pytest.mark.parametrize(
+    ("declared", "name"),
+    [(Constraints(min_tokens=4), "min_tokens"), (Constraints(allowed=[0, 1, 2]), "allowed_token_ids")],
+)
+def test_a_constraint_that_is_not_applied_is_named(declared: Constraints, name: str) -> None:
+    random = np.random.default_rng(0)
+    made = [random.choice(4, p=TABLE, size=8).tolist() for _ in range(100)]
+    made = [one[: one.index(3) + 1] if 3 in one else one for one in made]
+    settings: dict[str, Any] = {"eos": 3, "max_new_tokens": 8, "constraints": declared, "progress": False}
+    assert audit(constant, made, prompts=[[]] * 100, **settings).cause == without(name)
+    made = [*[[2] * 8] * 20, *made]  # which nothing explains
+    assert audit(constant, made, prompts=[[]] * 120, **settings).cause == ""
 
 
 @pytest.mark.parametrize(("emitted", "explains"), [(1, True), (2, False)])
@@ -182,6 +197,37 @@ def test_a_deviation_that_begins_with_a_rejection_is_said_to_be_of_the_cache(rej
     )  # fmt: skip
     assert report.rejected
     assert report.cause.startswith("tokens deviate only after the first rejection") == rejected
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("bonus", "the last token of steps of 4 follows the draft's distribution: a bonus token of the draft"),
+        ("first", "only the first token of a step deviates (near-uniform)"),
+        ("all", ""),
+    ],
+)
+def test_one_place_of_steps_that_deviates_is_named(wrong: str, words: str) -> None:
+    """And not where all draft tokens are accepted."""
+    p, q = tables()
+
+    def rule(ahead: Any, probs: Any, draft_tokens: Any, accept: Any, final: Any) -> Any:
+        if wrong == "all":
+            return len(draft_tokens), sample(ahead[-1], final), None
+        if wrong == "first":
+            ahead = torch.cat([normalise(ahead[:1] ** 0.3), ahead[1:]])
+        accepted, token, rest = token_verification(ahead, probs, draft_tokens, accept, final)
+        own = wrong == "bonus" and accepted == len(draft_tokens)
+        return accepted, sample(q[draft_tokens[-1]], final) if own else token, rest
+
+    rows = [sample_row(p, q, 24, seed, rule) for seed in range(100)]
+    report = audit(
+        lambda prefix: p[prefix[-1]], [row.tokens for row in rows], prompts=[[0]] * len(rows), progress=False,
+        draft=lambda prefix: q[prefix[-1]], steps=[row.steps or () for row in rows],
+    )  # fmt: skip
+    assert report.rejected
+    assert report.cause.startswith(words)
+    assert ("of a step" in report.cause or "of steps" in report.cause) == (wrong != "all")
 
 
 # The sizes of steps
@@ -381,7 +427,8 @@ def test_what_is_wrong_with_the_sequences_themselves(
         (
             [([1], [2]), ([1], [2, 2])],
             {},
-            "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens",
+            "completions have 1 to 2 tokens; what ended them? Give eos, or max_new_tokens, and the "
+            "tokens of a stop string that was cut off",
         ),
         ([([1], [2]), ([1], [2, 2])], {"max_new_tokens": 2}, None),
     ],

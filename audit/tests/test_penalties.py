@@ -14,7 +14,7 @@ from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsPro
 
 from specnb.distributions import Sampling, sample, standardise
 from specnb_audit import Aim, Engine, audit, teacher_forcing
-from specnb_audit.claimed import Claimed, claimed_sampling
+from specnb_audit.claimed import Claimed, claimed_sampling, twice_each
 from specnb_audit.logit_faults import newest_counted
 from specnb_audit.penalties import NO_PENALTIES, Penalties, penalised
 from specnb_audit.report import Report
@@ -133,6 +133,24 @@ def test_an_engine_with_a_penalty_is_rejected_without_the_claim_and_only_then(na
     not_applied = audited(model, plain, penalty)
     assert not_applied.rejected
     assert not_applied.cause == f"it looks as if {name} is not applied: without it the tokens are explained"
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [{"repetition_penalty": 2.0}, {"presence_penalty": 0.75}, {"frequency_penalty": 0.4}, {"logit_bias": {2: -0.5}}],
+    ids=EACH,
+)
+def test_a_penalty_that_is_applied_twice_is_named(claim: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    """The engine's are those of `EACH`."""
+    name, model = request.node.callspec.id, llama(VOCAB, seed=3)
+    with torch.inference_mode():
+        made = completions_of(Penalties(**EACH[name]), model, 300)
+    report = audited(model, made, claim)
+    assert report.cause == f"it looks as if {name} is applied twice: so the tokens are explained"
+
+
+def test_a_penalty_that_would_be_out_of_range_is_not_tried_twice() -> None:
+    assert twice_each(Claimed(penalties=Penalties(presence_penalty=1.5))) == {}
 
 
 def test_near_ties_are_judged_by_penalised_logits() -> None:
