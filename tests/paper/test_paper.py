@@ -62,6 +62,7 @@ PLANTED: list[tuple[str, str, object]] = [
     ("12_tables", "faster", 999),
     ("audit/03_anytime", "more", 99),
     ("audit/03_detection", "group", "held out"),
+    ("audit/03_engines", "pit, any time", None),
     ("audit/engines", "verdict", "rejected"),
     ("06_every_tree", "different: A.4", 1),
     ("beam_speeds", "machine", "NVIDIA H200"),
