@@ -26,7 +26,7 @@ from specnb.distributions import Sampling, at_least_float
 from specnb.drafters import ModelDrafter
 from specnb.fast import PrivateModel
 from specnb.loading import Pair
-from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
+from specnb.prompts import Prompts, Tokens, as_list, require_tokens, texts_of, token_lists
 from specnb.sampler import require_models
 from specnb.support import TokenMap, require_context, vocabulary
 
@@ -347,5 +347,4 @@ def beam_search(
         check.score(prompt, beam.path, beam.score / settings.normalised(1.0, len(beam.path)))
     record = BeamRecord(np.array(levels), np.array(of_target.runs), states)
     tokens = [list(beam.path) for beam in best_beams]
-    texts = None if tokenizer is None else tokenizer.batch_decode(tokens, skip_special_tokens=True)
-    return BeamSearch(tokens, [beam.score for beam in best_beams], record, texts)
+    return BeamSearch(tokens, [beam.score for beam in best_beams], record, texts_of(tokens, tokenizer))

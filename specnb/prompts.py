@@ -104,6 +104,11 @@ def _require_no_padding(lists: list[list[int]], model: Any, tokenizer: Any, one_
                 )
 
 
+def texts_of(completions: Sequence[Sequence[int]], tokenizer: Any) -> list[str] | None:
+    """The texts of completions, without end tokens and other special ones; None without a tokenizer."""
+    return None if tokenizer is None else tokenizer.batch_decode(completions, skip_special_tokens=True)
+
+
 def as_list(eos: Any) -> list[int]:
     """No token, one, or several, as a list; `TypeError` for anything else."""
     if eos is None:

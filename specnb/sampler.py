@@ -23,7 +23,7 @@ from specnb.distributions import Sampling, require_sampling
 from specnb.drafters import Drafter, ModelDrafter, require_exact
 from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
-from specnb.prompts import Prompts, Tokens, as_list, require_tokens, token_lists
+from specnb.prompts import Prompts, Tokens, as_list, require_tokens, texts_of, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
 from specnb.rules import Rule, token_verification
 from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
@@ -243,8 +243,7 @@ class Sampler:
             generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
         finally:
             self.in_a_call.release()
-        tokens, tokenizer = generation.tokens, self.tokenizer
-        texts = None if tokenizer is None else tokenizer.batch_decode(tokens, skip_special_tokens=True)
+        texts = texts_of(generation.tokens, self.tokenizer)
         return replace(generation, prompts=prompts, texts=texts, tokenizer=self.tokenizer)
 
     def token_lists(self, prompts: Any) -> list[list[int]]:
