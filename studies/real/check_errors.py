@@ -298,14 +298,20 @@ def measure(item: str, comparisons: int, in_float16: int, new_tokens: int, texts
 
 STUDY = study.Study(
     measure,
-    settings={"comparisons": 300, "in_float16": 24, "new_tokens": 16, "texts": 24},
+    settings={"comparisons": 500, "in_float16": 60, "new_tokens": 16, "texts": 24},
     small={"comparisons": 4, "in_float16": 4, "new_tokens": 4, "texts": 1},
-    items=(  # as well: right-float16-plain, right-bfloat16-copies, small-float16, wrong-smollm2-bfloat16 and others
+    items=(
         "right-bfloat16-plain",
+        "right-bfloat16-plain_packed",
+        "right-bfloat16-copies",
         "right-bfloat16-copies_packed",
+        "right-float16-plain",
+        "right-float16-copies_packed",
         "small-bfloat16",
+        "small-float16",
         "wrong-pair-float32",
         "wrong-pair-bfloat16",
+        "wrong-pair-float16",
     ),
     small_items=("wrong-pair-float32",),
 )
