@@ -1,8 +1,10 @@
-"""The e-processes of `e_processes` on the samples of `audit_comparison`: the beginnings of the same
-blocks, with the pieces, budgets and level of the audit there.
+"""Tests that may stop early, on the samples of `audit_comparison`: the beginnings of the same blocks,
+with the pieces, budgets and level of the audit there.
 
-A test has found the bug within a budget if its e-value reached 1/`ALPHA` at any token of the piece.
-A token that is impossible is a rejection, as in every test that reads p.
+The e-processes of `e_processes` have found a bug within a budget if their e-value reached 1/`ALPHA`
+at any token of the piece. "surprise, few looks" is the z-test that looks at each budget up to
+`tokens`, at an equal part of the level each time. A token that is impossible is a rejection, as in
+every test that reads p.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ from numpy.typing import NDArray
 
 from audit_studies.bugs.bug import Bug
 from audit_studies.bugs.known_bugs import EXACT
+from audit_studies.power import relatives
 from audit_studies.power.audit_comparison import BUDGETS, EXACT_PIECES, PIECES, SUITE, Found, counted, pieces
-from audit_studies.power.compared_samples import LENGTH, ends_of, rows_of, sampled
+from audit_studies.power.compared_samples import LENGTH, Judged, View, ends_of, judge, rows_of, sampled
 from audit_studies.power.e_processes import Read, both, read
 from audit_studies.power.random_pair import random_pair
 from specnb.loading import Pair
@@ -51,6 +54,21 @@ def reads_of(rows: Sequence[Row], ends: Sequence[int] | None, seed: int) -> Read
     return Reads(plain, aimed, np.array(impossible))
 
 
+def few_looks(seen: Judged, at: slice, looks: Sequence[int]) -> dict[str, float]:
+    """The p-value of the z-test that looks at a slice after so many tokens each time, as often as
+    it can there: without and with the draft model."""
+    ends = [at.start + look // LENGTH for look in looks if at.start + look // LENGTH <= at.stop]
+
+    def smallest(view: View) -> float:
+        score, variance = view.score * seen.judged, view.variance * seen.judged
+        return min(relatives.surprise(score[at.start : end], variance[at.start : end]) for end in ends)
+
+    plain, aimed = smallest(seen.plain), smallest(seen.aimed)
+    plain = 0.0 if seen.zero[at].any() else plain
+    alone, twice = (min(1.0, len(looks) * p) for p in (plain, 2 * min(plain, aimed)))
+    return {"surprise, few looks": alone, "surprise, few looks, draft": twice}
+
+
 def p_values(seen: Reads, at: slice, with_draft: bool) -> dict[str, float]:
     """One over the largest e-value of each test on the completions of a slice."""
     if seen.impossible[at].any():
@@ -62,12 +80,13 @@ def p_values(seen: Reads, at: slice, with_draft: bool) -> dict[str, float]:
 
 @torch.inference_mode()
 def block(bug: Bug, pair: Pair, number: int, count: int, tokens: int) -> Found:
-    """Both tests, without and with the draft model, on `count` pieces of a block for every
-    budget."""
-    rows = rows_of(sampled(bug, pair, number, tokens // LENGTH), pair, bug.claimed)
-    seen = reads_of(rows, ends_of(bug), number)
+    """All tests, without and with the draft model, on `count` pieces of a block for every budget."""
+    rows, ends = rows_of(sampled(bug, pair, number, tokens // LENGTH), pair, bug.claimed), ends_of(bug)
+    seen = reads_of(rows, ends, number)
     places = [(budget, at) for budget in BUDGETS for at in pieces(budget, count, tokens)]  # none is beyond `tokens`
-    found = [(name, budget, p) for budget, at in places for name, p in p_values(seen, at, False).items()]
+    judged, looks = judge(rows, ends, number), [budget for budget in BUDGETS if budget <= tokens]
+    found = [(name, budget, p) for budget, at in places for name, p in few_looks(judged, at, looks).items()]
+    found += [(name, budget, p) for budget, at in places for name, p in p_values(seen, at, False).items()]
     with_draft = [(budget, p_values(seen, at, True)) for budget, at in places]
     return found + [(f"{name}, draft", budget, p) for budget, values in with_draft for name, p in values.items()]
 
