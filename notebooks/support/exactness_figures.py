@@ -67,7 +67,7 @@ def plot_convergence(curves: pd.DataFrame, names: Mapping[str, str], exact: Mapp
         axis.plot(rows.n, rows["mean TV"], "o", color=colours[rule], markersize=3.5)
         if rule in exact:
             axis.hlines(exact[rule], rows.n.min(), rows.n.max(), colours[rule], ":")
-        last, (right, up, side) = rows.iloc[-1], (5, 0, "left") if rule in exact else (-7, -7, "right")
+        last, (right, up, side) = rows.iloc[-1], (5, 0, "left") if rule in exact else (-7, -2, "right")
         axis.annotate(names[rule], (last.n, last["mean TV"]), (right, up), textcoords="offset points", ha=side,
                       va="center", fontsize=7, color=colours[rule])  # fmt: skip
     middle = chance.iloc[len(chance) // 2]
