@@ -164,12 +164,8 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
 
 
 def _require_model(name: str) -> None:
-    """Raises `ValueError` for a path without a model; a name on the hub has at most one slash."""
+    """Raises `ValueError` for a folder that holds no model by itself."""
     folder = Path(name)
-    if folder.is_file():
-        raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
-        raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
     if folder.is_dir():
         if (folder / "adapter_config.json").is_file():
             raise ValueError(f"{folder} holds an adapter (LoRA); merge it into its model, and give the folder of that")
