@@ -144,7 +144,7 @@ def _sequence(entries: dict[str, Any], where: str, bonus: bool = True) -> Sequen
     if steps is not None and total != len(tokens):
         raise ValueError(
             f"{where}: steps add up to {_short(str(total))} for {len(tokens)} tokens; give the number of tokens of "
-            "each step"
+            "each step, its recovered or bonus token included"
         )
     forced = _integers(entries, "forced", where) if "forced" in entries else None
     return Sequence(
