@@ -26,7 +26,7 @@ from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, texts_of, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
 from specnb.rules import Rule, token_verification
-from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
+from specnb.step import IDLE, IMPROPER, NAN_IN_P, NAN_IN_Q, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
 from specnb.trees import node_depths
 
@@ -381,12 +381,13 @@ class _Call:
                 "more everywhere, above 0 at the draft token, and sum to 1 for each, and to 0 where the token is -1; "
                 "see Drafter.propose"
             )
-        if NAN in status:
+        if wrong := [(at, status[row]) for row, at in self.prompt_of.items() if status[row] in (NAN_IN_P, NAN_IN_Q)]:
             self._collect([row for row in self.prompt_of if status[row] == IDLE])
-            wrong = [at for row, at in self.prompt_of.items() if status[row] == NAN]
+            at, fault = wrong[0]
             error = FloatingPointError(
-                f"a model produced NaN, or a row without a finite logit, for prompt {wrong[0]}: try another dtype, or "
-                f"look at its weights; the completions of {len(self.ended)} prompts that ended are in its `finished`"
+                f"the {'target' if fault == NAN_IN_P else 'draft'} produced NaN, or a row without a finite logit, for "
+                f"prompt {at}: try another dtype, or look at its weights; the completions of {len(self.ended)} prompts "
+                "that ended are in its `finished`"
             )
             error.finished = {at: row.tokens for at, row in self.ended.items()}  # type: ignore[attr-defined]
             raise error
