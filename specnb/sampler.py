@@ -221,9 +221,9 @@ class Sampler:
             raise ValueError(
                 f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
             )
-        rows, longest, max_new_tokens = min(int(batch_size), len(prompts)), max(map(len, prompts)), int(max_new_tokens)
-        for model in (self.target, None if self.drafter is None else self.drafter.draft_model):
-            require_context(model, longest, max_new_tokens)
+        rows, lengths, max_new_tokens = min(int(batch_size), len(prompts)), list(map(len, prompts)), int(max_new_tokens)
+        draft = None if self.drafter is None else self.drafter.draft_model
+        require_context(lengths, max_new_tokens, target=self.target, draft=draft)
         if rows < len(prompts) and self.drafter is not None and not self.drafter.can_refill:
             raise TypeError(
                 f"{len(prompts)} prompts take turns in {rows} rows, and {type(self.drafter).__name__} cannot restart "
@@ -236,7 +236,7 @@ class Sampler:
             )
         try:
             self.private.require_unchanged()
-            batch = self._batch(rows, longest, max_new_tokens, len(eos))
+            batch = self._batch(rows, max(lengths), max_new_tokens, len(eos))
             if self.check is not None:
                 self.check.begin(batch)
             batch.clear(eos)
