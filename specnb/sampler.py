@@ -221,6 +221,8 @@ class Sampler:
             raise ValueError(
                 f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
             )
+        if wrong := [one for one in (int(seed), *numbers) if not 0 <= one < 2**64]:
+            raise ValueError(f"seed and numbers have {wrong[0]}; each must be a whole number from 0, and below 2^64")
         rows, lengths, max_new_tokens = min(int(batch_size), len(prompts)), list(map(len, prompts)), int(max_new_tokens)
         draft = None if self.drafter is None else self.drafter.draft_model
         require_context(lengths, max_new_tokens, target=self.target, draft=draft)

@@ -57,7 +57,7 @@ def read_tokens(file: Path, bonus: bool = True) -> list[Sequence]:
 
 def save_tokens(file: Path, prompts: Iterable[Any], completions: Iterable[Any]) -> None:
     """Write a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and their
-    prompts. If that fails, a file that was there stays.
+    prompts. If one is no list of tokens, a file that was there stays.
 
     >>> save_tokens(Path(os.devnull), [[1, 2]], [[3]])
     """
