@@ -117,8 +117,8 @@ def require_context(lengths: Sequence[int], max_new_tokens: int = 0, **models: P
         if limit is not None and longest + max_new_tokens > limit:
             raise ValueError(
                 f"prompt {lengths.index(longest)} of {longest} tokens and {max_new_tokens} new ones need "
-                f"{longest + max_new_tokens} positions, and the {role}, {type(model).__name__}, has {limit}; shorten the "
-                "prompt or ask for fewer tokens"
+                f"{longest + max_new_tokens} positions, and the {role}, {type(model).__name__}, has {limit}; shorten "
+                "the prompt or ask for fewer tokens"
             )
 
 

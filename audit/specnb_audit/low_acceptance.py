@@ -420,7 +420,8 @@ def _by_token(
     sizes = [size for row in log.steps for size in row]
     if log.gamma > 1 and max(sizes) == log.gamma and sizes.count(log.gamma) >= FEWEST:
         notes.append(
-            f"no step emits {log.gamma + 1} tokens: if the engine gives no bonus token, explain with gamma {log.gamma - 1}"
+            f"no step emits {log.gamma + 1} tokens: if the engine gives no bonus token, explain with gamma "
+            f"{log.gamma - 1}"
         )
     # A mistake that is left and changes the text explains it, too.
     of_text = [gain for one, gain in zip(lines, np.log(weights).sum(axis=-1), strict=True) if not one.excluded]

@@ -172,8 +172,8 @@ def test_a_log_in_which_no_step_gives_a_bonus_token_is_told_with_which_gamma_to_
     target, draft = tiny(0), tiny(1, 1)
     log = logged(target, draft)
     assert "bonus token, explain" not in str(explain_acceptance(target, draft, **log))
-    found = explain_acceptance(target, draft, **log | {"gamma": GAMMA + 1})
-    assert f"no step emits {GAMMA + 2} tokens: if the engine gives no bonus token, explain with gamma {GAMMA}" in str(found)
+    found = str(explain_acceptance(target, draft, **log | {"gamma": GAMMA + 1}))
+    assert f"no step emits {GAMMA + 2} tokens: if the engine gives no bonus token, explain with gamma {GAMMA}" in found
 
 
 def test_another_target_shows_in_the_text_too() -> None:

@@ -283,9 +283,9 @@ def test_the_context_ends_where_positions_end_or_change_with_the_batch() -> None
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8} | factors
     model = changed(rope_parameters=rope)
     assert context_limit(model) == 8
-    with pytest.raises(ValueError, match="prompt 1 of 2 tokens and 7 .* 9 positions, and the target, Llama.*, has 8"):
+    with pytest.raises(ValueError, match=r"prompt 1 of 2 tokens and 7 .* 9 positions, and the target, Llama.*, has 8"):
         generate(model, [[0], [1, 2]], None, max_new_tokens=7)
-    with pytest.raises(ValueError, match="prompt 0 of 3 .* 9 positions, and the draft, Llama.*, has 8"):
+    with pytest.raises(ValueError, match=r"prompt 0 of 3 .* 9 positions, and the draft, Llama.*, has 8"):
         generate(llama(), [[0, 1, 2]], model, max_new_tokens=6)
     tokens, near = torch.tensor([[0, 1, 2, 3, 2, 1], [3, 2, 1, 0, 1, 2]]), torch.arange(6).expand(2, -1)
     alone = model(input_ids=tokens[:1], position_ids=near[:1]).logits[0]
