@@ -311,7 +311,7 @@ class _Text:
         lengths = torch.tensor([len(prompt) for prompt in self.prompts], device=self.p.device)
         places = self.tokens.shape[1]
         whole = max(map(len, self.sequences))
-        require_context(drafter.draft_model, whole - 1, 0)
+        require_context([len(one) - 1 for one in self.sequences], draft=drafter.draft_model)
         known = pad(side_by_side(self.prompts, self.p.device)[0], (0, whole + gamma - int(lengths.max())))
         states, slots = self.states(drafter.hidden_layers), torch.arange(whole - 1, device=self.p.device)
 
@@ -372,7 +372,7 @@ def distributions_along(
             f"new_tokens is {new_tokens} and the sequences have {sorted(set(lengths))} tokens; each needs more"
         )
     longest = max(lengths)
-    require_context(source, longest - 1, 0)
+    require_context([length - 1 for length in lengths], model=source)
     # Padding follows the sequence, where causal attention does not see it. The last token needs no
     # forward pass.
     padded = side_by_side([one[:-1] for one in sequences], source.device)[0]

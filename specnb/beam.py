@@ -326,8 +326,8 @@ def beam_search(
     if len(prompts) != 1:
         raise ValueError(f"there are {len(prompts)} prompts; a search has one")
     prompt = prompts[0]
-    for model in (target, None if drafter is None else drafter.draft_model):
-        require_context(model, len(prompt), max_new_tokens)
+    drafting = None if drafter is None else drafter.draft_model
+    require_context([len(prompt)], max_new_tokens, target=target, draft=drafting)
     require_whole(draft_width=(draft_width, 1), gamma=(gamma, 1))
 
     capacity = width * max_new_tokens + width + (draft_width * gamma if drafter is not None else 0)

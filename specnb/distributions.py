@@ -52,6 +52,9 @@ class Sampling:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p"):
+            if not hasattr(value := getattr(self, name), "__float__"):
+                raise TypeError(f"{name} is {value!r}; it must be a number")
         if not (self.temperature == 0 or FLOAT32.tiny <= self.temperature <= FLOAT32.max):
             raise ValueError(f"temperature is {self.temperature!r}; it must be 0 (argmax) or a positive float32")
         if self.top_k is not None and (whole(self.top_k) or 0) < 1:

@@ -49,9 +49,14 @@ def format_of(folder: Path, names: Collection[str]) -> str | None:
     return next((name for name, found in marks.items() if found), None)
 
 
+def draft_in(folder: Path) -> str | None:
+    """The format of the draft in `folder`; None for a model and for what is not known."""
+    return format_of(folder, _names(folder))
+
+
 def require_no_draft(name: str | Path, folder: Path) -> None:
     """Raise `ValueError` for the folder of a draft."""
-    found = format_of(folder, _names(folder))
+    found = draft_in(folder)
     if found in READ:
         raise ValueError(f"{str(name)!r} is no model but {found}: give it to load_drafter(target, {str(name)!r})")
     if found is not None:

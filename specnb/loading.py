@@ -109,6 +109,8 @@ def load_pair(
 def folder_of(name: str | Path, files: list[str] = HUB_FILES) -> Path:
     if str(name) and Path(name).is_dir():
         return Path(name)
+    if isinstance(name, Path) or name.startswith((".", "/", "~")) or name.count("/") > 1 or Path(name).is_file():
+        raise FileNotFoundError(f"{str(name)!r} is no folder here; give one, or a name on the Hugging Face hub")
     try:
         # Here, because transformers would look for a conversion by others where a model has no safetensors.
         return Path(snapshot_download(str(name), allow_patterns=files, ignore_patterns=HUB_IGNORED))
@@ -155,7 +157,7 @@ def _require_whole_files(folder: Path) -> None:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return " ".join(str(error).split())
 
 
 def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str = torch.float32) -> PreTrainedModel:

@@ -26,7 +26,7 @@ from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, texts_of, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
 from specnb.rules import Rule, token_verification
-from specnb.step import IDLE, IMPROPER, NAN, Batch, ProgressReader, Setup, require_memory
+from specnb.step import IDLE, IMPROPER, NAN_IN_P, NAN_IN_Q, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
 from specnb.trees import node_depths
 
@@ -221,9 +221,11 @@ class Sampler:
             raise ValueError(
                 f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
             )
-        rows, longest, max_new_tokens = min(int(batch_size), len(prompts)), max(map(len, prompts)), int(max_new_tokens)
-        for model in (self.target, None if self.drafter is None else self.drafter.draft_model):
-            require_context(model, longest, max_new_tokens)
+        if wrong := [one for one in (int(seed), *numbers) if not 0 <= one < 2**64]:
+            raise ValueError(f"seed and numbers have {wrong[0]}; each must be a whole number from 0, and below 2^64")
+        rows, lengths, max_new_tokens = min(int(batch_size), len(prompts)), list(map(len, prompts)), int(max_new_tokens)
+        draft = None if self.drafter is None else self.drafter.draft_model
+        require_context(lengths, max_new_tokens, target=self.target, draft=draft)
         if rows < len(prompts) and self.drafter is not None and not self.drafter.can_refill:
             raise TypeError(
                 f"{len(prompts)} prompts take turns in {rows} rows, and {type(self.drafter).__name__} cannot restart "
@@ -236,7 +238,7 @@ class Sampler:
             )
         try:
             self.private.require_unchanged()
-            batch = self._batch(rows, longest, max_new_tokens, len(eos))
+            batch = self._batch(rows, max(lengths), max_new_tokens, len(eos))
             if self.check is not None:
                 self.check.begin(batch)
             batch.clear(eos)
@@ -381,12 +383,13 @@ class _Call:
                 "more everywhere, above 0 at the draft token, and sum to 1 for each, and to 0 where the token is -1; "
                 "see Drafter.propose"
             )
-        if NAN in status:
+        if wrong := [(at, status[row]) for row, at in self.prompt_of.items() if status[row] in (NAN_IN_P, NAN_IN_Q)]:
             self._collect([row for row in self.prompt_of if status[row] == IDLE])
-            wrong = [at for row, at in self.prompt_of.items() if status[row] == NAN]
+            at, fault = wrong[0]
             error = FloatingPointError(
-                f"a model produced NaN, or a row without a finite logit, for prompt {wrong[0]}: try another dtype, or "
-                f"look at its weights; the completions of {len(self.ended)} prompts that ended are in its `finished`"
+                f"the {'target' if fault == NAN_IN_P else 'draft'} produced NaN, or a row without a finite logit, for "
+                f"prompt {at}: try another dtype, or look at its weights; the completions of {len(self.ended)} prompts "
+                "that ended are in its `finished`"
             )
             error.finished = {at: row.tokens for at, row in self.ended.items()}  # type: ignore[attr-defined]
             raise error

@@ -28,7 +28,7 @@ from specnb.support import vocabulary
 from specnb.trees import TokenTree
 
 IDLE = 0  # value of `State.remaining` for a row that has ended
-NAN, IMPROPER = -1, -2  # values of `State.status` for rows with an error
+IMPROPER, NAN_IN_Q, NAN_IN_P = -1, -2, -3  # values of `State.status` for rows with an error
 GB = 1e9
 
 
@@ -73,8 +73,9 @@ class State:
         Prompt and completion; entries from `lengths` on mean nothing.
     lengths, starts, steps, remaining : (rows,)
         Tokens so far, tokens of the prompt, steps so far, tokens still to emit (`IDLE`: ended).
-    has_nan, improper, status : (rows,)
-        Whether a token rests on NaN, or a proposal was invalid; `remaining`, `NAN` or `IMPROPER`.
+    fault, status : (rows,)
+        0, `IMPROPER` for an invalid proposal, or `NAN_IN_Q` or `NAN_IN_P` if a token rests on NaN; the
+        fault, or `remaining` without one.
     uniforms : (rows, steps, 2 gamma + 1)
         For drafting, acceptance and the final sample; `step_uniforms` are the next step's.
     record : (rows, steps, 2 gamma + 3)
@@ -93,8 +94,7 @@ class State:
 
         self.gamma = gamma
         self.tokens = zeros(setup.slots)
-        self.lengths, self.starts, self.remaining, self.steps, self.status = (zeros() for _ in range(5))
-        self.has_nan, self.improper = zeros(dtype=torch.bool), zeros(dtype=torch.bool)
+        self.lengths, self.starts, self.remaining, self.steps, self.fault, self.status = (zeros() for _ in range(6))
         # One more: a row that has ended points past its last step.
         self.uniforms = zeros(steps + 1, 2 * gamma + 1, dtype=torch.float64)
         self.step_uniforms = zeros(2 * gamma + 1, dtype=torch.float64)
@@ -113,15 +113,14 @@ class State:
         tokens, lengths = side_by_side(prompts, self.tokens.device)
         self.tokens[rows, : tokens.shape[1]] = tokens
         self.lengths[rows] = self.starts[rows] = lengths
-        self.remaining[rows], self.steps[rows] = max_new_tokens, 0
-        self.has_nan[rows], self.improper[rows] = False, False
+        self.remaining[rows], self.steps[rows], self.fault[rows] = max_new_tokens, 0, 0
         every = torch.cat([uniforms.draft, uniforms.accept, uniforms.final[..., None]], dim=-1)
         self.uniforms[rows, : every.shape[1]] = every.to(tokens.device)
         self.prepare_next_step()
 
     def prepare_next_step(self) -> None:
         self.step_uniforms.copy_(self.uniforms[self.rows, self.steps])
-        self.status.copy_(self.remaining.masked_fill(self.improper, IMPROPER).masked_fill(self.has_nan, NAN))
+        self.status.copy_(self.fault.where(self.fault < 0, self.remaining))
 
     def block(self, proposal: Proposal, outcome: Outcome) -> Tensor:
         """Tokens `(rows, width + 1)` that a step may emit: the accepted ones, then the final one."""
@@ -218,7 +217,7 @@ class Batch:
     def clear(self, eos: Sequence[int]) -> None:
         """Forget all sequences; new ones end with `eos`."""
         self.runner.clear()
-        for ended in (self.state.remaining, self.state.has_nan, self.state.improper):
+        for ended in (self.state.remaining, self.state.fault):
             ended.zero_()
         # Rows without a prompt are evaluated, too, so they need a token.
         self.state.tokens.zero_()
@@ -340,7 +339,8 @@ class Batch:
         needed = self.state.offsets[: p.shape[1]] < emitted[:, None]
         of_p, of_q = p[..., 0].isnan(), q.sum(dim=-1).isnan()
         of_q = of_q & (needed[:, : q.shape[1]] if self.tree is None else (emitted > 0)[:, None])
-        self.state.has_nan |= (of_p & needed).any(dim=1) | of_q.any(dim=1)
+        for fault, found in ((NAN_IN_Q, of_q), (NAN_IN_P, of_p & needed)):
+            self.state.fault.masked_fill_(found.any(dim=1), fault)
 
     def made_a_chain(
         self, path: Tensor, p: Tensor, logits: Tensor, proposal: Proposal
@@ -367,7 +367,7 @@ class Batch:
         wrong = no_distribution(Proposal(draft_tokens, q)) | (known != draft_tokens)
         # A token whose q is 0 was not sampled from q, and a rule would accept it with certainty.
         wrong |= (known >= 0) & (q.gather(-1, known.clamp_min(0)[..., None])[..., 0] == 0)
-        self.state.improper |= wrong.any(dim=1) & (self.state.remaining > IDLE)
+        self.state.fault.masked_fill_(wrong.any(dim=1) & (self.state.remaining > IDLE), IMPROPER)
         return known
 
     def capture(self, timed: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -108,13 +109,17 @@ def context_limit(model: PreTrainedModel) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def require_context(model: PreTrainedModel | None, longest: int, max_new_tokens: int) -> None:
-    limit = None if model is None else context_limit(model)
-    if limit is not None and longest + max_new_tokens > limit:
-        raise ValueError(
-            f"a prompt of {longest} and {max_new_tokens} new tokens need {longest + max_new_tokens} positions, and "
-            f"{type(model).__name__} has {limit}; shorten the prompt or ask for fewer tokens"
-        )
+def require_context(lengths: Sequence[int], max_new_tokens: int = 0, **models: PreTrainedModel | None) -> None:
+    """Raise `ValueError` if prompts of `lengths`, with their new tokens, go beyond the positions of one of `models`."""
+    longest = max(lengths)
+    for role, model in models.items():
+        limit = None if model is None else context_limit(model)
+        if limit is not None and longest + max_new_tokens > limit:
+            raise ValueError(
+                f"prompt {lengths.index(longest)} of {longest} tokens and {max_new_tokens} new ones need "
+                f"{longest + max_new_tokens} positions, and the {role}, {type(model).__name__}, has {limit}; shorten "
+                "the prompt or ask for fewer tokens"
+            )
 
 
 class TokenMap:

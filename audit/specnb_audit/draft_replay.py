@@ -133,7 +133,7 @@ class Text:
         if norm is not None and hidden:
             norm.register_forward_pre_hook(lambda module, given: before.append(given[0]))
         tokens = self.tokens()
-        require_context(target, tokens.shape[1] - 1, 0)
+        require_context([len(one) - 1 for one in self.sequences], target=target)
         output = model(
             input_ids=token_map.inputs(tokens[:, :-1]), use_cache=False, output_hidden_states=hidden,
             logits_to_keep=tokens.shape[1] - 1 - first,

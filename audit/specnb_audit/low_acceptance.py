@@ -16,6 +16,7 @@ from itertools import product
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import expit, logit, logsumexp
 from scipy.stats import norm
@@ -31,11 +32,14 @@ from specnb.statistics import Estimate, bootstrap
 from specnb.support import require_supported, vocabulary
 from specnb_audit.draft_mistakes import known_mistakes
 from specnb_audit.draft_replay import Array, Log, Served, Text, replay
+from specnb_audit.explanations import beginning, unclaimed_settings
 from specnb_audit.predict_numbers import in_range
+from specnb_audit.teacher_forcing import Completion, Models
 
 RIGHT = "no mistake"
 ENTRIES = 2**26  # probabilities of the target that are kept at a time
 FEWEST, RESAMPLES = 8, 1000  # sequences over which an interval resamples
+SURE = 1e-6  # other settings than those given fit the text by a likelihood ratio above its inverse, for each
 # Calibrations: log-odds of the first depth and of later ones move by a number, after a factor
 MOVED = (-1.6, -0.8, -0.3, 0.0, 0.3, 0.8, 1.6)
 FACTORS = (0.0, 0.4, 0.7, 1.0, 1.4)
@@ -82,6 +86,8 @@ class AcceptanceCauses:
         By kind of text: acceptance expected and logged, over all depths.
     tests
         Draft tokens that were tested, or steps of a log without text.
+    settings
+        What the text says against the settings given; then no mistake is named.
     """
 
     named: tuple[str, ...]
@@ -93,11 +99,12 @@ class AcceptanceCauses:
     level: float
     with_text: bool = True
     notes: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
-        """Whether the log agrees with the draft as it is given."""
-        return not self.tried[0].excluded
+        """Whether the log agrees with the draft and the settings as they are given."""
+        return not self.tried[0].excluded and not self.settings
 
     @property
     def inseparable(self) -> list[str]:
@@ -106,6 +113,8 @@ class AcceptanceCauses:
 
     def _answer(self) -> list[str]:
         by_name = {one.name: one for one in self.tried}
+        if self.settings:
+            return list(self.settings)
         if self.fits:
             same = "no known mistake is needed: the log agrees with the draft as it is given"
             return [
@@ -113,11 +122,7 @@ class AcceptanceCauses:
                 f"the draft is that good on this text: {self.expected.tokens_per_step.value:.2f} tokens per step",
             ]
         if not self.named:
-            closest = max(self.tried[1:], key=lambda one: one.gain, default=None)
-            lines = ["none of the known mistakes fits the log, and the draft as it is given does not either"]
-            if closest is not None and self.with_text:
-                lines.append(f"closest: {closest.name}, with an e-value of {_power(closest.against)} against it")
-            return lines
+            return ["none of the known mistakes fits the log, and the draft as it is given does not either"]
         if len(self.named) == 1:
             return [f"the log fits one known mistake: {self.named[0]}", f"look at: {by_name[self.named[0]].mend}"]
         return [f"the log fits {len(self.named)} known mistakes, and cannot tell them apart:"] + [
@@ -369,6 +374,7 @@ def _replayed(
     return found
 
 
+@torch.inference_mode()
 def _by_token(
     target: PreTrainedModel, log: Log, tried: Sequence[Served], sampling: Sampling, kinds: Sequence[str] | None,
     level: float, tolerance: float, batch: int, progress: bool,
@@ -408,20 +414,35 @@ def _by_token(
             f"{(~possible).sum()} tokens of the text have probability 0 under the target: another model or sampling, "
             "or rounding, wrote them"
         )
-    first = [sizes[0] for sizes in log.steps if len(sizes) > 1]
+    first = [row[0] for row in log.steps if len(row) > 1]
     if not log.undrafted and len(first) >= FEWEST and set(first) == {1}:
         notes.append("every first step emits one token: if the pass over the prompt emits it, give undrafted=True")
-    return _causes(lines, rates(b[0]), rates(tests.accepted.astype(np.float64)), of_kind, len(tests.row), level, notes)
+    sizes = [size for row in log.steps for size in row]
+    if log.gamma > 1 and max(sizes) == log.gamma and sizes.count(log.gamma) >= FEWEST:
+        notes.append(
+            f"no step emits {log.gamma + 1} tokens: if the engine gives no bonus token, explain with gamma "
+            f"{log.gamma - 1}"
+        )
+    # A mistake that is left and changes the text explains it, too.
+    of_text = [gain for one, gain in zip(lines, np.log(weights).sum(axis=-1), strict=True) if not one.excluded]
+    text = [Completion(*one) for one in zip(log.prompts, log.completions, strict=True)]
+    other, settings = unclaimed_settings(Models(target, sampling), beginning(text), SURE), []
+    if other is not None and other.gain > 2 * max(of_text, default=0):
+        settings = [f"{other.cause}; no mistake is named under settings that the text contradicts", other.note]
+    logged = rates(tests.accepted.astype(np.float64))
+    return _causes(lines, rates(b[0]), logged, of_kind, len(tests.row), level, notes, settings)
 
 
 def _causes(
     lines: list[Tried], expected: DepthRates, logged: DepthRates, kinds: dict[str, tuple[float, float]], tests: int,
-    level: float, notes: list[str], with_text: bool = True,
+    level: float, notes: list[str], settings: Sequence[str] = (), with_text: bool = True,
 ) -> AcceptanceCauses:  # fmt: skip
     right, *mistakes = lines
     mistakes.sort(key=lambda one: -one.gain)
-    named = tuple(one.name for one in mistakes if right.excluded and not one.excluded)
-    return AcceptanceCauses(named, (right, *mistakes), expected, logged, kinds, tests, level, with_text, tuple(notes))
+    named = tuple(one.name for one in mistakes if right.excluded and not one.excluded and not settings)
+    return AcceptanceCauses(
+        named, (right, *mistakes), expected, logged, kinds, tests, level, with_text, tuple(notes), tuple(settings)
+    )
 
 
 def log_likelihood(b: Array, weights: Array, accepted: NDArray[np.bool_], tolerance: float) -> Array:

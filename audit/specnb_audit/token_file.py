@@ -57,7 +57,7 @@ def read_tokens(file: Path, bonus: bool = True) -> list[Sequence]:
 
 def save_tokens(file: Path, prompts: Iterable[Any], completions: Iterable[Any]) -> None:
     """Write a file for `specnb-audit audit`: `completions`, such as `Generation.tokens`, and their
-    prompts. If that fails, a file that was there stays.
+    prompts. If one is no list of tokens, a file that was there stays.
 
     >>> save_tokens(Path(os.devnull), [[1, 2]], [[3]])
     """
@@ -144,7 +144,7 @@ def _sequence(entries: dict[str, Any], where: str, bonus: bool = True) -> Sequen
     if steps is not None and total != len(tokens):
         raise ValueError(
             f"{where}: steps add up to {_short(str(total))} for {len(tokens)} tokens; give the number of tokens of "
-            "each step"
+            "each step, its recovered or bonus token included"
         )
     forced = _integers(entries, "forced", where) if "forced" in entries else None
     return Sequence(

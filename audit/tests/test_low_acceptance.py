@@ -158,6 +158,24 @@ def test_a_mistake_that_nobody_knows_fits_nothing() -> None:
     assert other.named == ("another",)
 
 
+def test_settings_that_the_text_contradicts_are_said_and_no_mistake_is_named() -> None:
+    target, draft, sampling = tiny(0), tiny(1, 1), Sampling(0.5)
+    log = logged(target, ModelDrafter(draft, sampling), sampling=sampling)
+    found = explain_acceptance(target, draft, **log)
+    assert "a temperature of 0.5 in place of 1" in str(found).splitlines()[0]
+    assert "--temperature 0.5" in str(found).splitlines()[1]
+    assert (found.fits, found.named) == (False, ())
+    assert explain_acceptance(target, draft, **log, sampling=sampling).fits
+
+
+def test_a_log_in_which_no_step_gives_a_bonus_token_is_told_with_which_gamma_to_read_it() -> None:
+    target, draft = tiny(0), tiny(1, 1)
+    log = logged(target, draft)
+    assert "bonus token, explain" not in str(explain_acceptance(target, draft, **log))
+    found = str(explain_acceptance(target, draft, **log | {"gamma": GAMMA + 1}))
+    assert f"no step emits {GAMMA + 2} tokens: if the engine gives no bonus token, explain with gamma {GAMMA}" in found
+
+
 def test_another_target_shows_in_the_text_too() -> None:
     target, draft, other = tiny(0), tiny(1, 1), tiny(3)
     log = logged(other, draft)

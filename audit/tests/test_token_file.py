@@ -93,7 +93,8 @@ INTEGERS = f"is not a list of integers; each line is {LINE}"
         ('{"prompt": [0, -1], "tokens": [1]}', ": 'prompt' has -1; the range is 0 to 2^63 - 1"),
         (
             '{"prompt": [1], "tokens": [1, 2], "steps": [1, 2]}',
-            ": steps add up to 3 for 2 tokens; give the number of tokens of each step",
+            ": steps add up to 3 for 2 tokens; give the number of tokens of each step, its recovered or bonus "
+            "token included",
         ),
         ('{"prompt": [1], "tokens": [2], "steps": [1]}', ": give steps in all lines or in none"),
         ('{"prompt": [1], "tokens": [2], "seed": "7"}', ": 'seed' is \"7\"; give an integer, or leave it out"),

@@ -274,6 +274,13 @@ def test_a_setting_out_of_range_is_refused(settings: dict[str, Any]) -> None:
         Sampling(**settings)
 
 
+@pytest.mark.parametrize("name", ["temperature", "top_p", "min_p"])
+@pytest.mark.parametrize("value", ["0.7", None, [0.7]])
+def test_a_setting_that_is_no_number_is_named(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"^{name} is .*; it must be a number"):
+        Sampling(**{name: value})
+
+
 @pytest.mark.parametrize(
     ("settings", "same"),
     [

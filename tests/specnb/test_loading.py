@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -65,6 +66,13 @@ def test_a_text_is_encoded_as_its_own_tokenizer_does_and_begins_once(tmp_path: P
 def test_a_model_of_the_hub_is_loaded_from_its_folder(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "snapshot_download", lambda name, **_: str(target))
     assert load_pair("some/model", target).encode("one") == [0, 1]
+
+
+def test_what_the_hub_says_of_a_name_is_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "there is no such model. " * 20 + "Check the name."
+    monkeypatch.setattr(loading, "snapshot_download", Mock(side_effect=OSError(said)))
+    with pytest.raises(OSError, match=r"'some/model' is no folder here, and was not fetched .*Check the name\.$"):
+        load_model("some/model")
 
 
 def test_a_tied_output_layer_may_be_left_out(tmp_path: Path) -> None:
@@ -187,8 +195,11 @@ def cut(folder: Path) -> None:
     ("change", "given", "message"),
     [
         (cut, {}, r"target/model.safetensors' is not a whole file of weights"),
-        (str, {"target": "no/such/folder"}, r"'no/such/folder' is no folder here"),
-        (str, {"target": ""}, r"'' is no folder here"),
+        *(
+            (str, {"target": name}, f"'{name}' is no folder here; give one")
+            for name in ("no/such/folder", "./none", "../none", "/none", "~/none", Path("none"), "pyproject.toml")
+        ),
+        (str, {"target": ""}, r"'' is no folder here, and was not fetched"),
         (str, {"draft": None}, r"there is no draft for '.*target'"),
         (str, {"dtype": "bloat16"}, r"dtype is 'bloat16'; it must be one of float64"),
         (str, {"dtype": torch.int8}, r"dtype is torch.int8; it must be one of float64"),
@@ -272,8 +283,10 @@ def test_the_context_ends_where_positions_end_or_change_with_the_batch() -> None
     rope = {"rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 8} | factors
     model = changed(rope_parameters=rope)
     assert context_limit(model) == 8
-    with pytest.raises(ValueError, match="need 9 positions, and LlamaForCausalLM has 8"):
+    with pytest.raises(ValueError, match=r"prompt 1 of 2 tokens and 7 .* 9 positions, and the target, Llama.*, has 8"):
         generate(model, [[0], [1, 2]], None, max_new_tokens=7)
+    with pytest.raises(ValueError, match=r"prompt 0 of 3 .* 9 positions, and the draft, Llama.*, has 8"):
+        generate(llama(), [[0, 1, 2]], model, max_new_tokens=6)
     tokens, near = torch.tensor([[0, 1, 2, 3, 2, 1], [3, 2, 1, 0, 1, 2]]), torch.arange(6).expand(2, -1)
     alone = model(input_ids=tokens[:1], position_ids=near[:1]).logits[0]
     with_neighbour = model(input_ids=tokens, position_ids=torch.stack([near[0], near[0] + 5])).logits[0]

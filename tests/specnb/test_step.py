@@ -177,7 +177,7 @@ def test_a_model_that_produces_nan_is_reported(broken: str, sampling: Sampling, 
     target, draft = llama(), llama(seed=2)
     (target if broken == "target" else draft).lm_head.weight.data[1] = value
     for gamma in (0, 3) if broken == "target" else (3,):
-        with pytest.raises(FloatingPointError):
+        with pytest.raises(FloatingPointError, match=f"^the {broken} produced NaN"):
             generate(target, PROMPTS, draft, gamma=gamma, max_new_tokens=3, sampling=sampling, progress=False)
 
 

@@ -139,7 +139,7 @@ class BonusCache(Batch):
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         slots = self.state.lengths[:, None] - 1 + self.state.offsets
-        late = torch.zeros_like(self.state.has_nan) if self.full is None else self.full
+        late = torch.zeros_like(self.state.remaining, dtype=torch.bool) if self.full is None else self.full
         newest = self.state.tokens.gather(1, slots[:, :1] - late[:, None].long())
         tokens = torch.cat([newest, draft_tokens.clamp(0, self.vocab - 1)], dim=1)
         return self.runner.run(tokens, slots, keep=len(self.state.offsets))

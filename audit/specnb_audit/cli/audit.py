@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from specnb.distributions import Sampling
-from specnb.loading import load_model
+from specnb.formats import draft_in
+from specnb.loading import folder_of, load_model
 from specnb_audit import Engine
 from specnb_audit.alternatives import LEARNED
 from specnb_audit.claimed import claimed_sampling
@@ -156,6 +157,11 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
     try:
+        if (found := draft_in(folder_of(name))) is not None:
+            raise ValueError(
+                f"it is {found}, and the audit reads only models: leave --draft out, and no bets on mistakes with the "
+                "draft are made; specnb-audit explain-acceptance reads such a draft"
+            )
         return load_model(name, options.device, getattr(torch, options.dtype))
     except Exception as error:
         raise ValueError(f"cannot load the model {name}: {one_line(error)}") from error
@@ -164,12 +170,8 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
 
 
 def _require_model(name: str) -> None:
-    """Raises `ValueError` for a path without a model; a name on the hub has at most one slash."""
+    """Raises `ValueError` for a folder that holds no model by itself."""
     folder = Path(name)
-    if folder.is_file():
-        raise ValueError(f"{name} is a file; give the folder that holds config.json and the weights")
-    if (name.startswith((".", "/", "~")) or name.count("/") > 1) and not folder.is_dir():
-        raise ValueError(f"there is no folder {name}; give one with a model in it, or a model's name")
     if folder.is_dir():
         if (folder / "adapter_config.json").is_file():
             raise ValueError(f"{folder} holds an adapter (LoRA); merge it into its model, and give the folder of that")

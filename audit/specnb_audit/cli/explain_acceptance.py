@@ -28,7 +28,7 @@ exit status:
   0    the log agrees with the draft as it is given
   1    known mistakes are named
   2    no answer; one line on stderr says why
-  3    neither the draft as it is given nor a known mistake fits the log
+  3    neither the draft as it is given nor a known mistake fits the log, or its text contradicts the settings
 """
 
 
@@ -115,15 +115,11 @@ def run(options: argparse.Namespace) -> int:
 def _drafter(target: Any, name: str | None, sampling: Any, options: argparse.Namespace) -> Any:
     """A draft model or a head, whichever `name` holds."""
     from specnb.drafters import ModelDrafter
-    from specnb.formats import require_no_draft
+    from specnb.formats import draft_in
     from specnb.loading import folder_of, load_model
     from specnb.released import load_drafter
     from specnb.support import vocabulary
 
-    if name is None:
-        return load_drafter(target, None, sampling)
-    try:
-        require_no_draft(name, folder_of(name))
-    except ValueError:
+    if name is None or draft_in(folder_of(name)) is not None:
         return load_drafter(target, name, sampling)
     return ModelDrafter(load_model(name, options.device, options.dtype), sampling, vocab=vocabulary(target))

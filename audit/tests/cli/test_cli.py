@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from tiny import llama
 
-from specnb.loading import load_model
+from specnb.loading import TRAINED_PAIR, load_model
 from specnb_audit.cli import INTERRUPTED, TERMINATED, main
 from specnb_audit.cli import audit as cli_audit
 from specnb_audit.run import audit_completions
@@ -221,6 +221,11 @@ def test_bad_settings_are_named_before_a_model_is_loaded(short: Path, monkeypatc
         assert value in refused("audit", short, "--target", "some/name", option, value)
     assert "audit --help lists" in refused("audit", short, "--target", "some/name", "--thinking-budget", 20)
     assert files(short.parent) == {"short.jsonl": SHORT}
+
+
+def test_a_head_as_draft_is_told_what_to_do(loaded: Path, short: Path) -> None:
+    said = refused("audit", short, "--target", loaded, "--draft", TRAINED_PAIR / "draft-eagle3")
+    assert "leave --draft out" in said
 
 
 def test_whatever_stops_it_is_no_verdict(loaded: Path, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
