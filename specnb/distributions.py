@@ -228,14 +228,12 @@ def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, row], dtype=np.uint64), counter=counter))
 
 
-def draw_uniforms(
-    seed: int, rows: Sequence[int], steps: int, gamma: int, device: torch.device | str = "cpu"
-) -> Uniforms:
+def draw_uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int) -> Uniforms:
     """The `Uniforms` of `rows` for `steps` steps of `gamma` draft tokens."""
 
     def sampled(purpose: str, *shape: int) -> Tensor:
         of_rows = [stream(int(seed), int(row), purpose).random(shape) for row in rows]
-        return torch.from_numpy(np.stack(of_rows)).to(device)
+        return torch.from_numpy(np.stack(of_rows))
 
     return Uniforms(sampled("draft", steps, gamma), sampled("accept", steps, gamma), sampled("final", steps))
 
