@@ -198,6 +198,7 @@ class Batch:
         self.state = self.state_class(setup)
         parents = None if self.drafter is None else self.drafter.parents
         self.tree = None if parents is None else TokenTree(parents, setup.target.device)
+        self.parents = None if self.tree is None else self.tree.parents
         if self.tree is not None:
             shape = (*self.state.record.shape[:2], self.tree.depth)
             self.state.path = self.state.record.new_zeros(shape, dtype=torch.int64)
@@ -209,7 +210,6 @@ class Batch:
         # On a CPU a pass is as wide as the proposal; compiled are the fewest and the most draft tokens.
         self.cuts = self.on_host and self.tree is None
         self.widths = (fewest, setup.gamma) if self.cuts else (setup.gamma,)
-        self.width = setup.gamma
         self.captured: dict[str, Captured] = {}  # methods that make a step, or its parts
         self.last: tuple[Tensor, Tensor] | None = None
         self.bound = LengthBound(setup.slots, setup.gamma)
@@ -242,10 +242,6 @@ class Batch:
 
     def uniforms_of(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
         return draw_uniforms(seed, numbers, max_new_tokens, self.state.gamma)
-
-    @property
-    def parents(self) -> tuple[int, ...] | None:
-        return None if self.tree is None else self.tree.parents
 
     @property
     def context(self) -> Context:
@@ -282,13 +278,12 @@ class Batch:
         proposal = self.drafter.propose(self.context, uniforms)
         require_shapes(proposal, len(uniforms), self.state.gamma, self.vocab, shorter=self.tree is None)
         draft_tokens, q = proposal
-        self.width = self.state.gamma
-        if self.cuts:
-            # The last position at which some row proposes a token.
-            used = ((draft_tokens != -1) | (q.sum(dim=-1) != 0)).any(dim=0)
-            self.width = int((used * self.state.offsets[1 : len(used) + 1]).amax()) if len(used) else 0
-            draft_tokens, q = draft_tokens[:, : self.width], q[:, : self.width]
-        return padded(draft_tokens, q, self.width)
+        if not self.cuts:
+            return padded(draft_tokens, q, self.state.gamma)
+        # The last position at which some row proposes a token.
+        used = ((draft_tokens != -1) | (q.sum(dim=-1) != 0)).any(dim=0)
+        width = int((used * self.state.offsets[1 : len(used) + 1]).amax()) if len(used) else 0
+        return Proposal(draft_tokens[:, :width], q[:, :width])
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """The target's logits `(rows, width + 1, vocab)` after the newest token and each draft token."""
@@ -307,18 +302,19 @@ class Batch:
         # Verify.
         if q.shape[1]:
             draft_tokens = self.valid_tokens(draft_tokens, q)
+        proposal = chain = Proposal(draft_tokens, q)
         p = standardise(logits, self.sampling, check=False)
         shape = () if self.tree is None else (self.tree,)
-        accept_uniforms, final_uniform = self.verification_uniforms()
-        outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform, *shape)
+        _, accept_uniforms, final_uniform = state.step_uniforms.split([state.gamma, state.gamma, 1], dim=1)
+        accept_uniforms = accept_uniforms[:, : q.shape[1]]
+        outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform[:, 0], *shape)
         require_outcome(outcome, len(p), self.tree)
         p_of_drafts = p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries]
         beta = overlap(p_of_drafts, q)
         if state.trace is not None:
-            state.keep_trace(p_of_drafts, Proposal(draft_tokens, q), accept_uniforms)
+            state.keep_trace(p_of_drafts, proposal, accept_uniforms)
 
         # The accepted path of a tree takes the place of a chain.
-        chain = Proposal(draft_tokens, q)
         if outcome.path is not None:
             p, logits, chain = self.made_a_chain(outcome.path, p, logits, chain)
 
@@ -330,7 +326,7 @@ class Batch:
             of_tokens = raw.gather(-1, state.block(chain, outcome).clamp(0, self.vocab - 1)[..., None])[..., 0]
             state.keep(state.log_probs, of_tokens - raw.logsumexp(dim=-1))
         emitted = state.append(chain, outcome)
-        state.remember(Proposal(draft_tokens, q), outcome, emitted, beta)
+        state.remember(proposal, outcome, emitted, beta)
         self.mark_nan(p, q, emitted)
         state.prepare_next_step()
         return outcome
@@ -355,11 +351,6 @@ class Batch:
         entries = torch.cat([root, path + 1], dim=1)[..., None]
         kept = logits if self.state.log_probs is None else logits.take_along_dim(entries, dim=1)
         return p.take_along_dim(entries, dim=1), kept, Proposal(proposal.draft_tokens.gather(1, nodes), proposal.q)
-
-    def verification_uniforms(self) -> tuple[Tensor, Tensor]:
-        gamma = self.state.gamma
-        _, accept, final = self.state.step_uniforms.split([gamma, gamma, 1], dim=1)
-        return accept[:, : self.width], final[:, 0]
 
     def valid_tokens(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
         """Mark rows with an invalid proposal, NaN aside; return draft tokens of the vocabulary, or -1."""
