@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal, NoReturn
 
@@ -240,11 +240,9 @@ class Sampler:
             if self.check is not None:
                 self.check.begin(batch)
             batch.clear(eos)
-            generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
+            return _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run()
         finally:
             self.in_a_call.release()
-        texts = texts_of(generation.tokens, self.tokenizer)
-        return replace(generation, prompts=prompts, texts=texts, tokenizer=self.tokenizer)
 
     def token_lists(self, prompts: Any) -> list[list[int]]:
         return token_lists(prompts, self.target, self.tokenizer)
@@ -276,16 +274,14 @@ class Sampler:
             tree = self.drafter is not None and self.drafter.parents is not None
             self.check.new_batch(self.private.modules, slots, tree)
         batch = (self.instruments.batch_class or Batch)(setup)
-        self._prepare(batch)
+        if fast:
+            self._prepare(batch)
         self.batch = batch
         return batch
 
     def _prepare(self, batch: Batch) -> None:
-        layers = self.private.compiled
-        if layers is None and not self.captures:
-            return
-        if layers is not None:
-            layers.widths |= frozenset(width + 1 for width in batch.widths)
+        if self.private.compiled is not None:
+            self.private.compiled.widths |= frozenset(width + 1 for width in batch.widths)
         if self.captures:
             batch.capture(self.instruments.timed)
         doing = "capturing a step" if self.captures else "compiling a layer, some seconds once"
@@ -309,28 +305,27 @@ class _Call:
         self.comparison = None if sampler.check is None else Comparison(sampler.check, prompts, rows, max_new_tokens)
         self._enter(list(range(rows)))
 
-    def run(self, progress: bool) -> Generation:
+    def run(self) -> Generation:
         """Make steps until no prompt waits and every row has ended."""
-        batch, timed = self.batch, self.sampler.instruments.timed
+        batch, timed, progress = self.batch, self.sampler.instruments.timed, self.sampler.progress
         reader, timer = ProgressReader(batch), StepTimer(batch.state.tokens.device)
         expected = len(self.prompts) * self.max_new_tokens
         with tqdm(total=expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
             for step in itertools.count():
                 if timed:
                     timer.start()
-                    batch.step(timer.mark)
-                    status = reader.read()
+                batch.step(timer.mark if timed else None)
+                status = reader.read()
+                if timed:
                     timer.mark("rest")
-                else:
-                    batch.step()
-                    status = reader.read()
                 if self.comparison is not None and step == 0:
                     self.comparison.first_step(batch, self.prompt_of)
                 if status is None:
                     continue
                 self._require_proper(status)
                 if not batch.on_host:  # a pass on a CPU looks at the slots themselves
-                    batch.bound.hear(self._lengths(status))
+                    going = [(at, status[row]) for row, at in self.prompt_of.items() if status[row] > IDLE]
+                    batch.bound.hear(len(self.prompts[at]) + self.max_new_tokens - left for at, left in going)
                 waiting = (len(self.prompts) - self.entered) * self.max_new_tokens
                 bar.update(max(expected - sum(status) - waiting - bar.n, 0))
                 if entered := self._replace(status):
@@ -343,12 +338,8 @@ class _Call:
         completed = [self.ended[at] for at in range(len(self.prompts))]
         probs = [row.probs for row in completed if row.probs is not None]
         record = merge_rows(completed, timer.seconds, batch.parents)
-        return Generation([row.tokens for row in completed], record, probs or None)
-
-    def _lengths(self, status: Sequence[int]) -> list[int]:
-        """Tokens of each row that goes on, as `status` says, which may be one step old."""
-        going = {row: at for row, at in self.prompt_of.items() if status[row] > IDLE}
-        return [len(self.prompts[at]) + self.max_new_tokens - status[row] for row, at in going.items()]
+        tokens, tokenizer = [row.tokens for row in completed], self.sampler.tokenizer
+        return Generation(tokens, record, probs or None, self.prompts, texts_of(tokens, tokenizer), tokenizer)
 
     def _replace(self, status: Sequence[int]) -> list[int]:
         """Give waiting prompts the rows that have ended; return these rows."""
