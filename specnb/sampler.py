@@ -164,9 +164,7 @@ class Sampler:
         raise TypeError("a sampler, which owns caches and compiled code, cannot be copied or pickled; make another one")
 
     def drafter_of(self, draft: Draft, compile: Compile) -> Drafter | None:
-        if isinstance(draft, str):
-            if draft != "auto":
-                raise ValueError(f'draft is {draft!r}; it must be "auto", a model, a Drafter or None')
+        if isinstance(draft, str) and draft == "auto":
             usable = isinstance(self.target, PreTrainedModel) and self.target.device.type == "cpu"
             return PromptLookupDrafter(vocabulary(self.target)) if usable else None
         if isinstance(draft, PreTrainedModel) and isinstance(self.target, PreTrainedModel):
