@@ -186,7 +186,7 @@ def cut(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "given", "message"),
     [
-        (cut, {}, r"target/model.safetensors' is not a whole file of weights"),
+        (cut, {}, r"target/model.safetensors is cut off"),
         (str, {"target": "no/such/folder"}, r"'no/such/folder' is no folder here"),
         (str, {"target": ""}, r"'' is no folder here"),
         (str, {"draft": None}, r"there is no draft for '.*target'"),
