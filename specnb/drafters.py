@@ -387,13 +387,20 @@ class TreeDrafter(ModelDrafter):
         slots, positions = self.tree.slots(root), self.tree.positions(root)
         visible = self.tree.visible(root, self.runner.capacity)
         seen = self.runner.cache.least(slots, visible, bound=context.bound)
-        # A leaf that was accepted in the last step is not in the cache, so the first pass has two tokens.
-        last_two = torch.stack([context.lengths - 2, context.lengths - 1], dim=1).clamp_min(0)
-        logits = self.runner.run(context.tokens.gather(1, last_two), last_two, keep=1, seen=seen)
-        after = {-1: standardise(logits[:, 0], self.sampling, check=False)}  # the distribution after each node
         tokens: dict[int, Tensor] = {}
         q: dict[int, Tensor] = {}
-        self._sample_children([-1], after, tokens, q, uniforms)
+
+        def sample_children(node: int, probs: Tensor) -> None:
+            siblings: list[Tensor] = []
+            for child in (child for child, parent in enumerate(self.parents) if parent == node):
+                q[child] = self.scheme(probs, siblings)
+                if node >= 0:
+                    q[child] = q[child].where((tokens[node] >= 0)[:, None], 0.0)
+                tokens[child] = sample(q[child], uniforms[:, child]).where(q[child].sum(-1) > 0, -1)
+                siblings.append(tokens[child])
+
+        # A leaf that was accepted in the last step is not in the cache, so the first pass has two tokens.
+        sample_children(-1, self._after(*self._newest(context.tokens, context.lengths, NEWEST), seen))
         for level, entries in zip(self.levels, self.entries, strict=True):
             logits = self.runner.run(
                 torch.stack([tokens[node] for node in level], dim=1).clamp_min(0),
@@ -404,8 +411,8 @@ class TreeDrafter(ModelDrafter):
                 seen=seen,
             )
             probs = standardise(logits, self.sampling, check=False)
-            after.update((node, probs[:, i]) for i, node in enumerate(level))
-            self._sample_children(level, after, tokens, q, uniforms)
+            for i, node in enumerate(level):
+                sample_children(node, probs[:, i])
         nodes = range(len(self.parents))
         return Proposal(torch.stack([tokens[i] for i in nodes], dim=1), torch.stack([q[i] for i in nodes], dim=1))
 
@@ -413,20 +420,3 @@ class TreeDrafter(ModelDrafter):
         assert outcome.path is not None
         depth = torch.arange(outcome.path.shape[1], device=outcome.path.device)
         self.runner.move(self.first_node + outcome.path.clamp_min(0), self.first_node + depth)
-
-    def _sample_children(
-        self,
-        nodes: list[int],
-        after: dict[int, Tensor],
-        tokens: dict[int, Tensor],
-        q: dict[int, Tensor],
-        uniforms: Tensor,
-    ) -> None:
-        for node in nodes:
-            siblings: list[Tensor] = []
-            for child in (child for child, parent in enumerate(self.parents) if parent == node):
-                q[child] = self.scheme(after[node], siblings)
-                if node >= 0:
-                    q[child] = q[child].where((tokens[node] >= 0)[:, None], 0.0)
-                tokens[child] = sample(q[child], uniforms[:, child]).where(q[child].sum(-1) > 0, -1)
-                siblings.append(tokens[child])
