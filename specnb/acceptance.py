@@ -272,10 +272,7 @@ def _written(completions: Sequence[Any], prompts: list[list[int]], tokenizer: An
         completions = [tokenizer(one, add_special_tokens=False)["input_ids"] for one in completions]
     written = token_lists(completions)
     if len(written) != len(prompts) or not all(written):
-        raise ValueError(
-            f"{len(prompts)} prompts have {len(written)} completions, of 0 tokens or more; give one of at least a "
-            "token for each prompt"
-        )
+        raise ValueError(f"{len(prompts)} prompts have {len(written)} completions; give each one of a token or more")
     require_tokens(written, [], vocab)
     return written
 
@@ -368,9 +365,7 @@ def distributions_along(
     lengths = [len(sequence) for sequence in sequences]
     counts = [new_tokens] * len(lengths) if isinstance(new_tokens, int) else list(new_tokens)
     if not lengths or not all(1 <= count < length for count, length in zip(counts, lengths, strict=True)):
-        raise ValueError(
-            f"new_tokens is {new_tokens} and the sequences have {sorted(set(lengths))} tokens; each needs more"
-        )
+        raise ValueError(f"new_tokens is {new_tokens}, and sequences of {sorted(set(lengths))} tokens are too short")
     longest = max(lengths)
     require_context(source, longest - 1, 0)
     # Padding follows the sequence, where causal attention does not see it. The last token needs no

@@ -198,10 +198,7 @@ class CachedModel:
     def record_hidden_states(self, layers: tuple[int, ...], batch: int) -> None:
         last = self.config.num_hidden_layers
         if not all(-last - 1 <= layer <= last for layer in layers):
-            raise ValueError(
-                f"the drafter reads the states of layers {layers}, and {type(self.model).__name__} has {last}: give "
-                "the target that it was made for"
-            )
+            raise ValueError(f"the drafter reads layers {layers}, and the target has {last}: give its own target")
         self.hidden_layers = layers
         width = self.config.hidden_size * len(layers)
         self.hidden_states = torch.zeros(batch, self.capacity, width, dtype=self.model.dtype, device=self.model.device)

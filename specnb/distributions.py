@@ -65,10 +65,7 @@ class Sampling:
 def require_sampling(sampling: Any) -> None:
     """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be lost."""
     if type(sampling) is not Sampling:
-        raise TypeError(
-            f"sampling is of the type {type(sampling).__name__}, and what it has beside the settings of Sampling would "
-            "be left out: give a Sampling"
-        )
+        raise TypeError(f"sampling is a {type(sampling).__name__}, whose other settings would be lost: give a Sampling")
 
 
 def standardise(

@@ -140,10 +140,8 @@ class Drafter:
             proposed, q = padded(*self.propose(context, uniforms), tokens.shape[1])
             strayed = (proposed != tokens)[:, :position].any(dim=1) & possible
             if bool(strayed.any()):
-                raise ValueError(
-                    f"{type(self).__name__} does not sample its q with `uniforms` alone, in order, so tokens cannot be "
-                    "given to it; write along(context, tokens)"
-                )
+                name = type(self).__name__
+                raise ValueError(f"{name} does not sample with `uniforms` alone, in turn: write along(context, tokens)")
             distributions.append(q[:, position].where(possible[:, None], 0.0))
             uniforms[:, position], chance = _middle(q[:, position], token)
             possible = possible & (chance > 0)
@@ -245,10 +243,7 @@ def needs_cache(drafter: Any, sizes: tuple[Any, ...]) -> bool:
     if drafter.allocated == sizes:
         return False
     if drafter.allocated and drafter.capturable:
-        raise ValueError(
-            f"a graph may hold the cache of this capturable drafter, of {drafter.allocated[:2]} rows and slots; make "
-            f"another drafter for {sizes[:2]}"
-        )
+        raise ValueError(f"a graph may hold this drafter's cache; make another drafter for {sizes[:2]} rows and slots")
     drafter.allocated = sizes
     return True
 
@@ -348,11 +343,8 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
     """Raise `ValueError` if `rule` is not exact for a tree whose siblings are sampled by `scheme`."""
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
-        known = " or ".join(each.__name__ for each in suitable) or "none"
-        raise ValueError(
-            f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
-            f"distribution. Schemes for which it is: {known}"
-        )
+        known = " or ".join(each.__name__ for each in suitable) or "no scheme"
+        raise ValueError(f"this rule is not exact for children sampled by {scheme.__name__}, but for those of {known}")
 
 
 class TreeDrafter(ModelDrafter):

@@ -97,9 +97,7 @@ class PrivateModel:
     def require_unchanged(self) -> None:
         """Raise `RuntimeError` if weights were replaced, or changed where there are packed copies."""
         if weights_of(self.model) != self.weights or checksum(_sources(self.packed)) != self.checksum:
-            raise RuntimeError(
-                f"the weights of {type(self.model).__name__} were changed after this sampler was made: make another one"
-            )
+            raise RuntimeError(f"the weights of {type(self.model).__name__} were changed: make another sampler")
 
 
 def shared_copy(model: Module) -> Module:

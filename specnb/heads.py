@@ -266,10 +266,7 @@ class AttentionDrafter(SequentialDrafter):
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         given: Any = context.hidden_states
         if given.shape[-1] != self.read:
-            raise ValueError(
-                f"the states of a token are {given.shape[-1]} numbers, and this drafter was made for a target with "
-                f"{self.read}; give it that target"
-            )
+            raise ValueError(f"states have {given.shape[-1]} numbers, not {self.read}: give the drafter its own target")
         if rows is None:
             if needs_cache(self, (*context.tokens.shape, self.dtype, self.device)):
                 self.cache = RaggedCache(self.head.cached, context.tokens.shape[1])

@@ -119,13 +119,12 @@ def folder_of(name: str | Path, files: list[str] = HUB_FILES) -> Path:
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise OSError(
             f"{str(folder)!r} has no tokenizer that can be read; put tokenizer.json there, or load the models with "
             f"load_model and give Sampler a tokenizer ({_one_line(error)})"
         ) from error
-    return tokenizer
 
 
 def _require_device(device: str) -> None:

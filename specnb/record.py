@@ -117,9 +117,7 @@ class StepRecord:
           [5] 9: recovered
         """
         if step not in range(passes := int(self.target_passes[row])):
-            raise IndexError(
-                f"row {row} made {passes} steps, and step {step} is not one of them: they are counted from 0"
-            )
+            raise IndexError(f"row {row} made {passes} steps, and step {step} is not one of them: they begin with 0")
         position = begin + int(self.emitted[row, :step].sum())
         parents = self.parents or chain(self.gamma)
         accepted, tested = self.accepted_nodes[row, step], self.tested[row, step]

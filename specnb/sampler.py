@@ -216,22 +216,14 @@ class Sampler:
         require_whole(max_new_tokens=(max_new_tokens, 1), batch_size=(batch_size, 1), seed=(seed, 0))
         numbers = whole_numbers(range(len(prompts)) if numbers is None else numbers) or []
         if len(numbers) != len(prompts):
-            raise ValueError(
-                f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
-            )
+            raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} numbers; give one for each")
         rows, longest, max_new_tokens = min(int(batch_size), len(prompts)), max(map(len, prompts)), int(max_new_tokens)
         for model in (self.target, None if self.drafter is None else self.drafter.draft_model):
             require_context(model, longest, max_new_tokens)
         if rows < len(prompts) and self.drafter is not None and not self.drafter.can_refill:
-            raise TypeError(
-                f"{len(prompts)} prompts take turns in {rows} rows, and {type(self.drafter).__name__} cannot restart "
-                "single rows (can_refill is False); leave batch_size out"
-            )
+            raise TypeError(f"{type(self.drafter).__name__} cannot restart single rows; leave batch_size out")
         if not self.in_a_call.acquire(blocking=False):
-            raise RuntimeError(
-                "this sampler is in a call, and another, from a hook, a drafter or a thread, would share its batch; "
-                "make a sampler for each"
-            )
+            raise RuntimeError("this sampler is in a call, and another would share its batch; make a sampler for each")
         try:
             self.private.require_unchanged()
             batch = self._batch(rows, longest, max_new_tokens, len(eos))

@@ -200,7 +200,7 @@ def recommend_gamma(
 
     Notes
     -----
-    No speculative generation is timed. The answer can be wrong for other prompts, lengths or batches,
+    No speculative generation is timed; `measure_speedup` does that, with any drafter. The answer can be wrong for other prompts, lengths or batches,
     if rejections cluster, and if sampling and bookkeeping take much of the time.
 
     Examples
@@ -213,10 +213,7 @@ def recommend_gamma(
     pair = target if isinstance(target, Pair) else Pair(target, draft, None)  # type: ignore[arg-type]  # no texts then
     pair = pair if isinstance(draft, str) else replace(pair, draft=draft)
     if not isinstance(pair.draft, PreTrainedModel):
-        raise TypeError(
-            f"draft is {shown(pair.draft)}; it must be a model, whose passes are timed: give one or a Pair, and try "
-            "other drafters with measure_speedup"
-        )
+        raise TypeError(f"draft is {shown(pair.draft)}; it must be a model, whose passes are timed: give one or a Pair")
     require_whole(largest=(largest, 1), repetitions=(repetitions, FEWEST))
     acceptance = measure_acceptance(
         pair, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed, progress=progress

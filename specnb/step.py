@@ -415,10 +415,8 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorte
     right_shapes = draft_tokens.shape == (rows, width) and q.shape == (rows, width, vocab)
     if not right_shapes or draft_tokens.dtype != torch.int64 or q.dtype not in (torch.float32, torch.float64):
         proposed = [(tuple(part.shape), part.dtype) for part in (draft_tokens, q)]
-        raise TypeError(
-            f"a drafter proposed draft_tokens and q {proposed}; they must be int64 {(rows, gamma)} and float32 or "
-            f"float64 {(rows, gamma, vocab)}"
-        )
+        wanted = f"int64 {(rows, gamma)} and float32 or float64 {(rows, gamma, vocab)}"
+        raise TypeError(f"a drafter proposed draft_tokens and q {proposed}; they must be {wanted}")
 
 
 def require_memory(setup: Setup) -> None:

@@ -145,10 +145,7 @@ def node_depths(parents: Sequence[int]) -> list[int]:
     depths: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
-            raise ValueError(
-                f"parents are {parents}, and node {node} has the parent {parent}; it must be an earlier node, or -1 "
-                "for the root"
-            )
+            raise ValueError(f"node {node} has the parent {parent}; it must be an earlier node, or -1 for the root")
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return depths
 
