@@ -46,12 +46,6 @@ class RaggedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         return written_and_seen(self.keys, self.values, key_states, value_states, self.cache)
 
-    def clear(self, rows: Tensor | slice = slice(None)) -> None:
-        """Zero all entries: hidden values must be finite, because 0 * NaN is NaN."""
-        if self.is_initialized:
-            self.keys[rows] = 0
-            self.values[rows] = 0
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.seen, 0
 
@@ -123,8 +117,10 @@ class RaggedCache(Cache):
                 layer.values[every, :, destination] = layer.values[every, :, source]
 
     def clear(self, rows: Tensor | slice = slice(None)) -> None:
+        """Zero all entries: hidden values must be finite, because 0 * NaN is NaN."""
         for layer in self.ragged:
-            layer.clear(rows)
+            if layer.is_initialized:
+                layer.keys[rows] = layer.values[rows] = 0
 
 
 def readable(capacity: int) -> tuple[int, ...]:
