@@ -291,7 +291,7 @@ class Comparison:
         self.chosen = {lengths.index(min(lengths)), last - lengths[::-1].index(max(lengths))} if self.is_new else set()
         if rows < len(prompts):
             self.chosen.add(rows)
-        self.first_steps: dict[int, Callable[..., None]] = {}
+        self.first_steps: dict[int, tuple[list[int], Tensor, tuple[int, ...] | None]] = {}
 
     def first_step(self, batch: Batch, prompt_of: Mapping[int, int]) -> None:
         """Keep the first step of a call, to be compared with the rounding along the completion."""
@@ -302,10 +302,7 @@ class Comparison:
         for row, prompt in prompt_of.items():
             if prompt in self.chosen:
                 drafted = draft_tokens[row].clamp_max(batch.vocab - 1).tolist()
-                most = self.max_new_tokens - 1
-                self.first_steps[prompt] = partial(
-                    self.check.first_step, self.prompts[prompt], drafted, logits[row].clone(), batch.parents, most
-                )
+                self.first_steps[prompt] = (drafted, logits[row].clone(), batch.parents)
 
     def completions(self, completed: Mapping[int, CompletedRow]) -> None:
         """Compare some of the completions."""
@@ -315,8 +312,8 @@ class Comparison:
             if prompt in self.chosen or (prompt == longest and lengths[prompt] > self.longest):
                 assert row.log_probs is not None
                 measured = self.check.completion(self.prompts[prompt], row.tokens, row.log_probs)
-                if prompt in self.first_steps:
-                    self.first_steps.pop(prompt)(measured=measured)
+                if first := self.first_steps.pop(prompt, None):
+                    self.check.first_step(self.prompts[prompt], *first, self.max_new_tokens - 1, measured)
         self.longest = max(self.longest, lengths[longest])
 
     def passed(self) -> None:
