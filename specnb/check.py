@@ -108,12 +108,10 @@ class Check:
             run = partial(in_the_loop, tokens=self.probe, half=half, slots=max(slots, length + HALF))
             with torch.inference_mode(), failing_clearly(self.model):
                 rows = run(modules)
-            for number, (text, known, logits) in enumerate(rows):
+            for number, (text, known, there) in enumerate(rows):
                 by_copy = partial(_distributions_of_row, run, number)
                 where = "over a few tokens in the loop's cache"
-                measured = self._compare(
-                    text, known, probabilities(logits), where=where, by_copy=by_copy, measured=measured
-                )
+                measured = self._compare(text, known, there, where=where, by_copy=by_copy, measured=measured)
 
     def begin(self, batch: Batch) -> None:
         """Compare the coming call like a new batch's if the model, or a step, gives other numbers than before."""
@@ -140,10 +138,8 @@ class Check:
         for path in longest[:LEAVES]:
             path = path[:most]
             tokens = [*prompt, *(draft_tokens[node] for node in path)]
-            there = logits[[0, *(node + 1 for node in path)]]
-            measured = self._compare(
-                tokens, len(prompt), probabilities(there), where="in the first step", measured=measured
-            )
+            there = probabilities(logits[[0, *(node + 1 for node in path)]])
+            measured = self._compare(tokens, len(prompt), there, where="in the first step", measured=measured)
 
     def completion(self, prompt: Sequence[int], tokens: Sequence[int], log_probs: Tensor) -> Rounding | None:
         """Compare the log-probability of each token, before temperature and filters; returns the rounding of
@@ -384,17 +380,12 @@ def failing_clearly(model: PreTrainedModel) -> Iterator[None]:
         ) from error
 
 
-Places = list[tuple[list[int], int, Tensor]]  # texts, how many of their tokens are known before, and logits from there
+# Texts, how many of their tokens are known before, and the loop's distributions from there
+Places = list[tuple[list[int], int, Tensor]]
 
 
 def _distributions_of_row(run: Callable[[PreTrainedModel], Places], number: int, modules: PreTrainedModel) -> Tensor:
-    return probabilities(run(modules)[number][2])
-
-
-def _seeing_all(modules: PreTrainedModel, slots: int) -> CachedModel:
-    runner = CachedModel(modules, slots)
-    runner.cache.shortens = False
-    return runner
+    return run(modules)[number][2]
 
 
 def _chain(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> Places:
@@ -402,12 +393,13 @@ def _chain(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> P
     before = tokens.shape[1] - half
     lengths = torch.tensor([before + 1, max(before - 1, 1)], device=tokens.device)
     at = lengths[:, None] - 1 + torch.arange(half, device=tokens.device)
-    runner = _seeing_all(modules, max(slots, tokens.shape[1]))
+    runner = CachedModel(modules, slots)
+    runner.cache.shortens = False
     beyond = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
     prefill(runner, tokens.masked_fill(beyond, int(tokens[0, 0])), lengths)
-    logits = runner.run(tokens.gather(1, at), at, keep=half)
+    there = probabilities(runner.run(tokens.gather(1, at), at, keep=half))
     known = lengths.tolist()
-    return [(tokens[row, : known[row] + half - 1].tolist(), known[row], logits[row]) for row in range(2)]
+    return [(tokens[row, : known[row] + half - 1].tolist(), known[row], there[row]) for row in range(2)]
 
 
 def _tree(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> Places:
@@ -415,14 +407,15 @@ def _tree(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> Pl
     before = tokens.shape[1] - half
     branch = [*range(-1, half - 1)]
     tree = TokenTree([*branch, *[-1 if parent < 0 else parent + half for parent in branch]], tokens.device)
-    runner = _seeing_all(modules, max(slots, before + 2 * half))
+    runner = CachedModel(modules, slots)
+    runner.cache.shortens = False
     first = torch.tensor([before - 1], device=tokens.device)
     prefill(runner, tokens[:1], first + 1)
     entries = torch.cat([tokens[:1, before - 1 :], tokens[1:, before:]], dim=1)
     positions, visible = tree.positions(first), tree.visible(first, runner.capacity)
-    logits = runner.run(entries, tree.slots(first), keep=2 * half + 1, positions=positions, visible=visible)[0]
-    root = tokens[0, :before].tolist()
+    logits = runner.run(entries, tree.slots(first), keep=2 * half + 1, positions=positions, visible=visible)
+    there, root = probabilities(logits[0]), tokens[0, :before].tolist()
     return [
-        ([*root, *tokens[row, before:].tolist()], before, logits[[0, *range(1 + row * half, 1 + (row + 1) * half)]])
+        ([*root, *tokens[row, before:].tolist()], before, there[[0, *range(1 + row * half, 1 + (row + 1) * half)]])
         for row in range(2)
     ]
