@@ -114,7 +114,6 @@ class Drafter:
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """Begin new sequences in all rows, or in `rows` `(n,)`, after the target's pass over the prompts."""
-        return
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """Propose draft tokens, sampled with `uniforms` `(rows, gamma)`, the only source of randomness.
@@ -158,7 +157,6 @@ class Drafter:
 
     def update(self, context: Context, outcome: Outcome) -> None:
         """Learn at the end of a step which tokens were accepted."""
-        return
 
 
 def _middle(q: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
