@@ -259,9 +259,8 @@ def measure_acceptance(
             along = along.masked_fill(text.beyond(gamma), torch.nan).double().cpu()
             measured[name].append(pad(along, (0, 0, 0, 0, 0, longest - along.shape[1]), value=torch.nan))
     deepest = min(gamma, longest)
-    return Acceptance(
-        sequences, {name: torch.cat(parts)[:, :, :deepest].numpy() for name, parts in measured.items()}, impossible
-    )
+    of_drafts = {name: torch.cat(parts)[:, :, :deepest].numpy() for name, parts in measured.items()}
+    return Acceptance(sequences, of_drafts, impossible)
 
 
 def _written(completions: Sequence[Any], prompts: list[list[int]], tokenizer: Any, vocab: int) -> list[list[int]]:

@@ -367,10 +367,8 @@ class FallbackDrafter(Drafter):
         width = max(copied.draft_tokens.shape[1], sampled.draft_tokens.shape[1])
         copied, sampled = padded(*copied, width), padded(*sampled, width)
         copies = copied.draft_tokens[:, :1] >= 0
-        return Proposal(
-            copied.draft_tokens.where(copies, sampled.draft_tokens),
-            copied.q.to(sampled.q.dtype).where(copies[..., None], sampled.q),
-        )
+        draft_tokens = copied.draft_tokens.where(copies, sampled.draft_tokens)
+        return Proposal(draft_tokens, copied.q.to(sampled.q.dtype).where(copies[..., None], sampled.q))
 
     def along(self, context: Context, tokens: Tensor) -> Tensor:
         copied, sampled = (drafter.along(context, tokens) for drafter in (self.copy, self.head))

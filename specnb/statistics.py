@@ -97,9 +97,8 @@ def ratio_of_sums(numerators: ArrayLike, denominators: ArrayLike, resamples: int
 def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
     """median(top) / median(bottom) of times `(repetitions,)`, both resampled together."""
     top, bottom = _equally_long(top, bottom, 3)
-    return bootstrap(
-        lambda rows: np.median(top[rows], axis=-1) / np.median(bottom[rows], axis=-1), len(top), resamples, seed
-    )
+    medians = partial(np.median, axis=-1)
+    return bootstrap(lambda rows: medians(top[rows]) / medians(bottom[rows]), len(top), resamples, seed)
 
 
 def _equally_long(top: ArrayLike, bottom: ArrayLike, least: int) -> tuple[Array, Array]:
