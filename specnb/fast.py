@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -78,7 +78,6 @@ class PrivateModel:
     def __init__(self, model: PreTrainedModel, compile: Compile = False) -> None:
         self.model = model
         self.modules = shared_copy(model)
-        self.weights = weights_of(model)
         self.packed: list[PackedLinear] = []
         self.compiled: CompiledLayers | None = None
         config = decoder_config(self.modules)
@@ -92,11 +91,15 @@ class PrivateModel:
             self.compiled = CompiledLayers.of(self.modules)
             if self.compiled is None:
                 raise TypeError(f"compile=True finds no layers of one kind in {type(model).__name__}; leave it out")
-        self.checksum = checksum(_sources(self.packed))
+        self.weights = self._weights()
+
+    def _weights(self) -> tuple[Any, ...]:
+        packed = (tensor for layer in self.packed for tensor in (layer.weight, layer.bias))
+        return weights_of(self.model), checksum(packed)
 
     def require_unchanged(self) -> None:
         """Raise `RuntimeError` if weights were replaced, or changed where there are packed copies."""
-        if weights_of(self.model) != self.weights or checksum(_sources(self.packed)) != self.checksum:
+        if self._weights() != self.weights:
             raise RuntimeError(f"the weights of {type(self.model).__name__} were changed: make another sampler")
 
 
@@ -142,11 +145,6 @@ def checksum(tensors: Iterable[Tensor | None]) -> int:
         if tensor is not None:
             seen.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return seen.intdigest()
-
-
-def _sources(packed: Sequence[PackedLinear]) -> Iterator[Tensor | None]:
-    for layer in packed:
-        yield from (layer.weight, layer.bias)
 
 
 class PackedLinear(nn.Linear):
