@@ -118,12 +118,11 @@ def measure_speedup(
     for row in tqdm(range(len(lists)), desc="prompts", delay=3, leave=False, disable=not progress):
         jobs = [Job(partial(call, row, way)) for way in range(2)]
         seconds.append(np.median([time_round(jobs, clock, order) for _ in range(rounds + 1)][1:], axis=0))
-    of_plain, of_speculative = ([generations[row, way] for row in range(len(lists))] for way in range(2))
     times = np.array(seconds)
-    tokens = np.array([[len(one.tokens[0]) for one in both] for both in zip(of_plain, of_speculative, strict=True)])
+    tokens = np.array([[len(generations[row, way].tokens[0]) for way in range(2)] for row in range(len(lists))])
     each = times / tokens
     speedup = bootstrap(lambda rows: np.divide(*np.moveaxis(each[rows].mean(axis=-2), -1, 0)), len(each), 2000, seed)
-    records = [one.record for one in of_speculative]
+    records = [generations[row, 1].record for row in range(len(lists))]
     per_step = float(np.concatenate([record.accepted[0] for record in records]).mean()) + 1
     drafted = np.concatenate([(record.draft_tokens[0] >= 0).sum(axis=-1) for record in records])
     parts = _parts(samplers[1], drafted, lists, max_new_tokens)
@@ -198,8 +197,9 @@ def recommend_gamma(
 
     Notes
     -----
-    No speculative generation is timed; `measure_speedup` does that, with any drafter. The answer can be wrong for other prompts, lengths or batches,
-    if rejections cluster, and if sampling and bookkeeping take much of the time.
+    No speculative generation is timed; `measure_speedup` does that, with any drafter. The answer can be
+    wrong for other prompts, lengths or batches, if rejections cluster, and if sampling and bookkeeping
+    take much of the time.
 
     Examples
     --------
