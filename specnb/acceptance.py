@@ -201,7 +201,7 @@ def measure_acceptance(
     batch: int = 48,
     progress: bool = True,
 ) -> Acceptance:
-    """Measure alpha, rates by depth and tokens per step along texts that the target wrote, without speculation.
+    """Measure alpha, rates by depth and tokens per step along texts of the target, without speculation.
 
     Parameters
     ----------

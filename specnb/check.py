@@ -86,10 +86,9 @@ class Check:
     2. In 16 bits it is rounding up to `Rounding.most(n)` of the model's pass in pieces. If it is
        more, or the pieces differ by more than rounding can, a copy of the model in float32 decides:
        what can be repeated with it is compared in float32, and else the loop may be as far from it
-       as the model's own pass is, by the same bound. Without memory for the copy a difference up to
-       `rounding(dtype)` is a warning.
-    3. In 32 bits a difference up to that bound is a model whose passes depend on what else is in
-       them: a warning, if it has one distribution at all.
+       as the model's own pass is. Without memory for it up to `rounding(dtype)` is a warning.
+    3. In 32 bits a difference up to that bound shows that passes depend on what else is in them: a
+       warning, if the model has one distribution at all.
     """
 
     def __init__(self, model: PreTrainedModel, gamma: int, sampling: Sampling = Sampling()) -> None:
@@ -301,7 +300,6 @@ class Comparison:
                 self.first_steps[prompt] = (drafted, logits[row].clone(), batch.parents)
 
     def completions(self, completed: Mapping[int, CompletedRow]) -> None:
-        """Compare some of the completions."""
         lengths = {prompt: len(self.prompts[prompt]) + len(row.tokens) for prompt, row in completed.items()}
         longest = max(lengths, key=lambda prompt: lengths[prompt])
         for prompt, row in completed.items():

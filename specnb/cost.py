@@ -73,7 +73,7 @@ def measure_costs(
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
-    """Time forward passes of both models.
+    """Time forward passes.
 
     Parameters
     ----------

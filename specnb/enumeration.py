@@ -121,7 +121,7 @@ def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sample
 
 
 def emissions(rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
-    """The probability of each sequence that a step emits if `drafts` may be proposed in it."""
+    """As `step_distribution`, from the `drafts` that may be proposed."""
     if not isinstance(rule, PlannedRule):
         raise TypeError(f"rule is {shown(rule)}; only a PlannedRule has probabilities to multiply out: write its plan")
     tree = TokenTree(parents)

@@ -3,10 +3,9 @@
 It can be faster than the model: by grouped-query attention without copies of keys and values, by
 packed weights (`pack`), and by `CompiledLayers`. `Captured` records a function as a CUDA graph.
 
-Here, and in `support` for dropout, specnb rests on parts that torch may change without notice, which
-bound its version in pyproject.toml: `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise` (packed weights),
-`torch._dynamo.mark_dynamic` (compiled layers), and a module's `_parameters`, `_buffers` and hooks
-(private copies).
+Parts that torch may change without notice bound its version in pyproject.toml: here
+`torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise`, `torch._dynamo.mark_dynamic`, and a
+module's `_parameters`, `_buffers` and hooks; in `support` dropout.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """Drafters with a head, a small network that turns the target's hidden states and the newest token
-into the next distributions.
-
-The heads are those that are released (`specnb.released`): `Eagle3Head`, `NextTokenHead` and
-`NextTokenLayers`.
+into the next distributions. The heads are those that are released (`specnb.released`).
 """
 
 from __future__ import annotations
@@ -228,8 +225,7 @@ class AttentionDrafter(SequentialDrafter):
     """Draft tokens sampled one after the other from a head that attends to the tokens so far.
 
     A step first computes the tokens since the last step anew, with the target's states. `chained`
-    layers draft a token each, and the last one all others. `most` limits the draft tokens of a step.
-    On a CPU weights are packed unless `compile` is False.
+    layers draft a token each, and the last one all others. Parameters are those of `load_drafter`.
     """
 
     cache: RaggedCache

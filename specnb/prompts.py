@@ -20,8 +20,7 @@ def token_lists(prompts: Any, model: Any = None, tokenizer: Any = None) -> list[
     Parameters
     ----------
     prompts
-        One or several: lists, arrays or tensors of tokens, what a tokenizer returns, or, with a
-        `tokenizer`, texts.
+        As of `Sampler.generate`.
     model
         The model that will read them, for what is refused: what a processor returns beside tokens and
         mask (`TypeError`), and padding without an attention_mask (`ValueError`).

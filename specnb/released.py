@@ -50,8 +50,7 @@ def load_drafter(
     Raises
     ------
     ValueError
-        For another format, a head of another target, a map of tokens that points outside, tensors that
-        are missing or too many, and a file that is cut off.
+        For another format, a head of another target, and tensors that are not those of the format.
 
     Examples
     --------

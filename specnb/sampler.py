@@ -49,8 +49,7 @@ class Instruments:
     trace
         Record p(x), q(x) and r of every draft token x, which `Generation.show` prints.
     batch_class
-        A subclass of `Batch` that makes the steps, such as a known bug; it is not compared with the
-        model.
+        A subclass of `Batch` to make the steps, such as a known bug; it is not compared with the model.
 
     Examples
     --------
@@ -65,17 +64,17 @@ class Instruments:
 
 
 class Sampler:
-    """Decode prompts with exactly the target's distribution, whatever the drafter.
+    """Decode with exactly the target's distribution, whatever the drafter.
 
     A sampler owns what outlives a call: a copy of the model's modules that shares the weights, caches,
     packed weights, compiled layers and the captured graph. It makes one call at a time; several
     samplers of one model may run in several threads. After a change of the model make another one: the
-    next call raises an error if the change shows in a few tokens, and may not see it otherwise.
+    next call raises an error only if the change shows in a few tokens.
 
     Parameters
     ----------
     target
-        A model of transformers, or a `Pair` with a draft model and a tokenizer.
+        A model of transformers, or a `Pair`.
     draft
         A model, sampled as `sampling` says, or any `Drafter`; None for the target alone. "auto" is the
         draft of a `Pair`; with a model alone it copies from the text so far (`PromptLookupDrafter`) on a
@@ -84,7 +83,7 @@ class Sampler:
         Draft tokens per step; 0 is plain decoding. "auto" is the drafter's choice: 4 for a model,
         10 for copies, the size of a tree.
     rule
-        The acceptance rule; by default `token_verification` (Algorithm 1).
+        The acceptance rule, by default `token_verification`.
     compile
         "auto": on a CPU packs weights (`specnb.fast`); on a GPU captures the step as a graph. True
         compiles layers, too. Packing and compiling change the last bits of the logits.
@@ -96,7 +95,7 @@ class Sampler:
         Room for so many sequences, of so many tokens and gamma + 1 more: calls up to these sizes
         compile and capture once.
     progress
-        Show a progress bar after 3 seconds, and say what is compiled.
+        Show progress bars, and say what is compiled.
 
     Raises
     ------
@@ -168,8 +167,7 @@ class Sampler:
             usable = isinstance(self.target, PreTrainedModel) and self.target.device.type == "cpu"
             return PromptLookupDrafter(vocabulary(self.target)) if usable else None
         if isinstance(draft, PreTrainedModel) and isinstance(self.target, PreTrainedModel):
-            vocab = vocabulary(self.target)
-            return ModelDrafter(draft, self.sampling, vocab=vocab, compile=compile, capturable=True)
+            return ModelDrafter(draft, self.sampling, vocab=vocabulary(self.target), compile=compile, capturable=True)
         return draft  # anything else is refused
 
     def require_models(self, drafter: Drafter | None) -> None:
@@ -191,8 +189,8 @@ class Sampler:
         Parameters
         ----------
         prompts
-            One or several: lists of tokens, an array or tensor, what a tokenizer returns, or, with
-            a tokenizer, texts. Padding needs an attention_mask.
+            One or several: lists, arrays or tensors of tokens, what a tokenizer returns, or, with a
+            tokenizer, texts. Padding needs an attention_mask.
         seed, numbers
             The tokens of a prompt depend on the seed and its number, by default 0, 1, ..., and not on the
             batch.

@@ -197,9 +197,9 @@ def recommend_gamma(
 
     Notes
     -----
-    No speculative generation is timed; `measure_speedup` does that, with any drafter. The answer can be
-    wrong for other prompts, lengths or batches, if rejections cluster, and if sampling and bookkeeping
-    take much of the time.
+    No speculative generation is timed, as by `measure_speedup`. The answer can be wrong for other
+    prompts, lengths or batches, if rejections cluster, and if sampling and bookkeeping take much of the
+    time.
 
     Examples
     --------

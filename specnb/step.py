@@ -1,8 +1,7 @@
 """One step of a batch: draft, verify, emit, for all rows at once.
 
-All tensors have fixed shapes and are changed in place, and nothing waits for the device; so a step
-runs eagerly, or is captured as a CUDA graph. On a CPU the target's pass is as narrow as the proposal.
-The cache entries of the accepted path of a tree are moved to where a chain would lie.
+All tensors have fixed shapes and are changed in place, and nothing waits for the device, so that a
+step can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
