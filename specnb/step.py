@@ -101,7 +101,7 @@ class State:
         self.eos = torch.full((setup.max_eos,), -1, device=device)
         self.offsets = torch.arange(gamma + 1, device=device)
         self.rows = torch.arange(rows, device=device)
-        self.path: Tensor | None = None
+        self.path = zeros(steps + 1, 0)  # of a tree, as wide as it is deep
         # A step writes gamma + 1 places from the next token on.
         tokens = steps + gamma + 1
         self.probs = zeros(tokens, vocabulary(setup.target), dtype=setup.probs_dtype) if setup.keep_probs else None
@@ -166,8 +166,7 @@ class State:
 
     def completed_rows(self, rows: list[int]) -> list[CompletedRow]:
         index = torch.tensor(rows, dtype=torch.int64, device=self.tokens.device)
-        path = self.record[..., :0] if self.path is None else self.path
-        parts = (self.tokens, self.starts, self.lengths, self.steps, self.record, path)
+        parts = (self.tokens, self.starts, self.lengths, self.steps, self.record, self.path)
         columns = zip(*(tensor[index].cpu().numpy() for tensor in parts), strict=True)
         integers = self.gamma + 3  # columns of the record before the overlaps
         return [
@@ -199,8 +198,7 @@ class Batch:
         self.tree = None if parents is None else TokenTree(parents, setup.target.device)
         self.parents = None if self.tree is None else self.tree.parents
         if self.tree is not None:
-            shape = (*self.state.record.shape[:2], self.tree.depth)
-            self.state.path = self.state.record.new_zeros(shape, dtype=torch.int64)
+            self.state.path = self.state.path.new_zeros(*self.state.path.shape[:2], self.tree.depth)
         self.runner = self.runner_class(setup.target, setup.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, setup.max_rows)
@@ -341,7 +339,6 @@ class Batch:
         self, path: Tensor, p: Tensor, logits: Tensor, proposal: Proposal
     ) -> tuple[Tensor, Tensor, Proposal]:
         """What lies along the accepted path of a tree, whose cache entries are moved."""
-        assert self.state.path is not None
         self.state.path[self.state.rows, self.state.steps] = path
         # Places after the accepted path read anything; they lie beyond the new length.
         root, nodes = torch.zeros_like(path[:, :1]), path.clamp_min(0)
