@@ -201,7 +201,7 @@ def measure_acceptance(
     batch: int = 48,
     progress: bool = True,
 ) -> Acceptance:
-    """Measure alpha, rates by depth and tokens per step along texts that the target wrote, without speculation.
+    """Measure alpha, rates by depth and tokens per step along texts of the target, without speculation.
 
     Parameters
     ----------
@@ -259,9 +259,8 @@ def measure_acceptance(
             along = along.masked_fill(text.beyond(gamma), torch.nan).double().cpu()
             measured[name].append(pad(along, (0, 0, 0, 0, 0, longest - along.shape[1]), value=torch.nan))
     deepest = min(gamma, longest)
-    return Acceptance(
-        sequences, {name: torch.cat(parts)[:, :, :deepest].numpy() for name, parts in measured.items()}, impossible
-    )
+    of_drafts = {name: torch.cat(parts)[:, :, :deepest].numpy() for name, parts in measured.items()}
+    return Acceptance(sequences, of_drafts, impossible)
 
 
 def _written(completions: Sequence[Any], prompts: list[list[int]], tokenizer: Any, vocab: int) -> list[list[int]]:
@@ -272,10 +271,7 @@ def _written(completions: Sequence[Any], prompts: list[list[int]], tokenizer: An
         completions = [tokenizer(one, add_special_tokens=False)["input_ids"] for one in completions]
     written = token_lists(completions)
     if len(written) != len(prompts) or not all(written):
-        raise ValueError(
-            f"{len(prompts)} prompts have {len(written)} completions, of 0 tokens or more; give one of at least a "
-            "token for each prompt"
-        )
+        raise ValueError(f"{len(prompts)} prompts have {len(written)} completions; give each one of a token or more")
     require_tokens(written, [], vocab)
     return written
 
@@ -368,9 +364,7 @@ def distributions_along(
     lengths = [len(sequence) for sequence in sequences]
     counts = [new_tokens] * len(lengths) if isinstance(new_tokens, int) else list(new_tokens)
     if not lengths or not all(1 <= count < length for count, length in zip(counts, lengths, strict=True)):
-        raise ValueError(
-            f"new_tokens is {new_tokens} and the sequences have {sorted(set(lengths))} tokens; each needs more"
-        )
+        raise ValueError(f"new_tokens is {new_tokens}, and sequences of {sorted(set(lengths))} tokens are too short")
     longest = max(lengths)
     require_context([length - 1 for length in lengths], model=source)
     # Padding follows the sequence, where causal attention does not see it. The last token needs no

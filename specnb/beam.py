@@ -6,7 +6,6 @@ whose own search then goes down the tree while all its beams are in it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol
@@ -30,7 +29,7 @@ from specnb.prompts import Prompts, Tokens, as_list, require_tokens, texts_of, t
 from specnb.sampler import require_models
 from specnb.support import TokenMap, require_context, vocabulary
 
-LARGEST_POWER = 100.0  # of ten, of a length to the length penalty
+LARGEST_PENALTY = 50  # a length to this power is a number, up to a million tokens, and so is its inverse
 Path = tuple[int, ...]  # a node of the tree of continuations: the tokens from the prompt to it
 
 
@@ -70,13 +69,8 @@ class BeamSettings:
 
     def __post_init__(self) -> None:
         require_whole(width=(self.width, 1), max_new_tokens=(self.max_new_tokens, 1))
-        # Up to which the powers of all lengths are numbers
-        most = LARGEST_POWER / math.log10(max(self.max_new_tokens, 2))
-        if not abs(self.length_penalty) <= most:
-            raise ValueError(
-                f"length_penalty is {self.length_penalty!r}; for {self.max_new_tokens} tokens it must lie in "
-                f"[-{most:.3g}, {most:.3g}], where 1 is the mean"
-            )
+        if not abs(self.length_penalty) <= LARGEST_PENALTY:
+            raise ValueError(f"length_penalty is {self.length_penalty!r}; it must lie within {LARGEST_PENALTY} of 0")
         if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
             raise ValueError(f"early_stopping is {self.early_stopping!r}; it must be True, False or 'never'")
 

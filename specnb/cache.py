@@ -46,12 +46,6 @@ class RaggedLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         return written_and_seen(self.keys, self.values, key_states, value_states, self.cache)
 
-    def clear(self, rows: Tensor | slice = slice(None)) -> None:
-        """Zero all entries: hidden values must be finite, because 0 * NaN is NaN."""
-        if self.is_initialized:
-            self.keys[rows] = 0
-            self.values[rows] = 0
-
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.cache.seen, 0
 
@@ -123,8 +117,10 @@ class RaggedCache(Cache):
                 layer.values[every, :, destination] = layer.values[every, :, source]
 
     def clear(self, rows: Tensor | slice = slice(None)) -> None:
+        """Zero all entries: hidden values must be finite, because 0 * NaN is NaN."""
         for layer in self.ragged:
-            layer.clear(rows)
+            if layer.is_initialized:
+                layer.keys[rows] = layer.values[rows] = 0
 
 
 def readable(capacity: int) -> tuple[int, ...]:
@@ -198,10 +194,7 @@ class CachedModel:
     def record_hidden_states(self, layers: tuple[int, ...], batch: int) -> None:
         last = self.config.num_hidden_layers
         if not all(-last - 1 <= layer <= last for layer in layers):
-            raise ValueError(
-                f"the drafter reads the states of layers {layers}, and {type(self.model).__name__} has {last}: give "
-                "the target that it was made for"
-            )
+            raise ValueError(f"the drafter reads layers {layers}, and the target has {last}: give its own target")
         self.hidden_layers = layers
         width = self.config.hidden_size * len(layers)
         self.hidden_states = torch.zeros(batch, self.capacity, width, dtype=self.model.dtype, device=self.model.device)

@@ -86,10 +86,9 @@ class Check:
     2. In 16 bits it is rounding up to `Rounding.most(n)` of the model's pass in pieces. If it is
        more, or the pieces differ by more than rounding can, a copy of the model in float32 decides:
        what can be repeated with it is compared in float32, and else the loop may be as far from it
-       as the model's own pass is, by the same bound. Without memory for the copy a difference up to
-       `rounding(dtype)` is a warning.
-    3. In 32 bits a difference up to that bound is a model whose passes depend on what else is in
-       them: a warning, if it has one distribution at all.
+       as the model's own pass is. Without memory for it up to `rounding(dtype)` is a warning.
+    3. In 32 bits a difference up to that bound shows that passes depend on what else is in them: a
+       warning, if the model has one distribution at all.
     """
 
     def __init__(self, model: PreTrainedModel, gamma: int, sampling: Sampling = Sampling()) -> None:
@@ -108,12 +107,10 @@ class Check:
             run = partial(in_the_loop, tokens=self.probe, half=half, slots=max(slots, length + HALF))
             with torch.inference_mode(), failing_clearly(self.model):
                 rows = run(modules)
-            for number, (text, known, logits) in enumerate(rows):
+            for number, (text, known, there) in enumerate(rows):
                 by_copy = partial(_distributions_of_row, run, number)
                 where = "over a few tokens in the loop's cache"
-                measured = self._compare(
-                    text, known, probabilities(logits), where=where, by_copy=by_copy, measured=measured
-                )
+                measured = self._compare(text, known, there, where=where, by_copy=by_copy, measured=measured)
 
     def begin(self, batch: Batch) -> None:
         """Compare the coming call like a new batch's if the model, or a step, gives other numbers than before."""
@@ -140,10 +137,8 @@ class Check:
         for path in longest[:LEAVES]:
             path = path[:most]
             tokens = [*prompt, *(draft_tokens[node] for node in path)]
-            there = logits[[0, *(node + 1 for node in path)]]
-            measured = self._compare(
-                tokens, len(prompt), probabilities(there), where="in the first step", measured=measured
-            )
+            there = probabilities(logits[[0, *(node + 1 for node in path)]])
+            measured = self._compare(tokens, len(prompt), there, where="in the first step", measured=measured)
 
     def completion(self, prompt: Sequence[int], tokens: Sequence[int], log_probs: Tensor) -> Rounding | None:
         """Compare the log-probability of each token, before temperature and filters; returns the rounding of
@@ -291,7 +286,7 @@ class Comparison:
         self.chosen = {lengths.index(min(lengths)), last - lengths[::-1].index(max(lengths))} if self.is_new else set()
         if rows < len(prompts):
             self.chosen.add(rows)
-        self.first_steps: dict[int, Callable[..., None]] = {}
+        self.first_steps: dict[int, tuple[list[int], Tensor, tuple[int, ...] | None]] = {}
 
     def first_step(self, batch: Batch, prompt_of: Mapping[int, int]) -> None:
         """Keep the first step of a call, to be compared with the rounding along the completion."""
@@ -302,21 +297,17 @@ class Comparison:
         for row, prompt in prompt_of.items():
             if prompt in self.chosen:
                 drafted = draft_tokens[row].clamp_max(batch.vocab - 1).tolist()
-                most = self.max_new_tokens - 1
-                self.first_steps[prompt] = partial(
-                    self.check.first_step, self.prompts[prompt], drafted, logits[row].clone(), batch.parents, most
-                )
+                self.first_steps[prompt] = (drafted, logits[row].clone(), batch.parents)
 
     def completions(self, completed: Mapping[int, CompletedRow]) -> None:
-        """Compare some of the completions."""
         lengths = {prompt: len(self.prompts[prompt]) + len(row.tokens) for prompt, row in completed.items()}
         longest = max(lengths, key=lambda prompt: lengths[prompt])
         for prompt, row in completed.items():
             if prompt in self.chosen or (prompt == longest and lengths[prompt] > self.longest):
                 assert row.log_probs is not None
                 measured = self.check.completion(self.prompts[prompt], row.tokens, row.log_probs)
-                if prompt in self.first_steps:
-                    self.first_steps.pop(prompt)(measured=measured)
+                if first := self.first_steps.pop(prompt, None):
+                    self.check.first_step(self.prompts[prompt], *first, self.max_new_tokens - 1, measured)
         self.longest = max(self.longest, lengths[longest])
 
     def passed(self) -> None:
@@ -387,17 +378,12 @@ def failing_clearly(model: PreTrainedModel) -> Iterator[None]:
         ) from error
 
 
-Places = list[tuple[list[int], int, Tensor]]  # texts, how many of their tokens are known before, and logits from there
+# Texts, how many of their tokens are known before, and the loop's distributions from there
+Places = list[tuple[list[int], int, Tensor]]
 
 
 def _distributions_of_row(run: Callable[[PreTrainedModel], Places], number: int, modules: PreTrainedModel) -> Tensor:
-    return probabilities(run(modules)[number][2])
-
-
-def _seeing_all(modules: PreTrainedModel, slots: int) -> CachedModel:
-    runner = CachedModel(modules, slots)
-    runner.cache.shortens = False
-    return runner
+    return run(modules)[number][2]
 
 
 def _chain(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> Places:
@@ -405,12 +391,13 @@ def _chain(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> P
     before = tokens.shape[1] - half
     lengths = torch.tensor([before + 1, max(before - 1, 1)], device=tokens.device)
     at = lengths[:, None] - 1 + torch.arange(half, device=tokens.device)
-    runner = _seeing_all(modules, max(slots, tokens.shape[1]))
+    runner = CachedModel(modules, slots)
+    runner.cache.shortens = False
     beyond = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
     prefill(runner, tokens.masked_fill(beyond, int(tokens[0, 0])), lengths)
-    logits = runner.run(tokens.gather(1, at), at, keep=half)
+    there = probabilities(runner.run(tokens.gather(1, at), at, keep=half))
     known = lengths.tolist()
-    return [(tokens[row, : known[row] + half - 1].tolist(), known[row], logits[row]) for row in range(2)]
+    return [(tokens[row, : known[row] + half - 1].tolist(), known[row], there[row]) for row in range(2)]
 
 
 def _tree(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> Places:
@@ -418,14 +405,15 @@ def _tree(modules: PreTrainedModel, tokens: Tensor, half: int, slots: int) -> Pl
     before = tokens.shape[1] - half
     branch = [*range(-1, half - 1)]
     tree = TokenTree([*branch, *[-1 if parent < 0 else parent + half for parent in branch]], tokens.device)
-    runner = _seeing_all(modules, max(slots, before + 2 * half))
+    runner = CachedModel(modules, slots)
+    runner.cache.shortens = False
     first = torch.tensor([before - 1], device=tokens.device)
     prefill(runner, tokens[:1], first + 1)
     entries = torch.cat([tokens[:1, before - 1 :], tokens[1:, before:]], dim=1)
     positions, visible = tree.positions(first), tree.visible(first, runner.capacity)
-    logits = runner.run(entries, tree.slots(first), keep=2 * half + 1, positions=positions, visible=visible)[0]
-    root = tokens[0, :before].tolist()
+    logits = runner.run(entries, tree.slots(first), keep=2 * half + 1, positions=positions, visible=visible)
+    there, root = probabilities(logits[0]), tokens[0, :before].tolist()
     return [
-        ([*root, *tokens[row, before:].tolist()], before, logits[[0, *range(1 + row * half, 1 + (row + 1) * half)]])
+        ([*root, *tokens[row, before:].tolist()], before, there[[0, *range(1 + row * half, 1 + (row + 1) * half)]])
         for row in range(2)
     ]

@@ -24,7 +24,7 @@ class PromptLookupDrafter(ChainDrafter):
 
     Notes
     -----
-    Prompt lookup decoding (Saxena). At most `PER_MATCH` tokens are copied for each one that agrees.
+    Prompt lookup decoding (Saxena), with at most `PER_MATCH` tokens for each one that agrees.
 
     Examples
     --------

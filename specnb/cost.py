@@ -73,7 +73,7 @@ def measure_costs(
     seed: int = 0,
     progress: bool = True,
 ) -> Costs:
-    """Time forward passes of both models.
+    """Time forward passes.
 
     Parameters
     ----------
@@ -104,11 +104,10 @@ class CostMeter:
     ) -> None:  # fmt: skip
         if lengths[0] != 1 or list(lengths) != sorted(set(lengths)):
             raise ValueError(f"lengths are {list(lengths)}; they must begin with 1, the unit of cost, and grow")
-        required = context + lengths[-1]
         self.lengths = tuple(lengths)
         self.order = np.random.default_rng(seed)
         vocab = min(vocabulary(model) for model in (pair.target, pair.draft))
-        tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or required)))
+        tokens = torch.from_numpy(self.order.integers(vocab, size=(rows, slots or context + lengths[-1])))
         tokens = tokens.to(pair.target.device)
         target, draft = (PrivateModel(model, compile) for model in (pair.target, pair.draft))
         plain, *verify = [self._forward_pass_of(target, n, tokens, context, compile) for n in lengths]

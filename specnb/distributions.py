@@ -68,10 +68,7 @@ class Sampling:
 def require_sampling(sampling: Any) -> None:
     """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be lost."""
     if type(sampling) is not Sampling:
-        raise TypeError(
-            f"sampling is of the type {type(sampling).__name__}, and what it has beside the settings of Sampling would "
-            "be left out: give a Sampling"
-        )
+        raise TypeError(f"sampling is a {type(sampling).__name__}, whose other settings would be lost: give a Sampling")
 
 
 def standardise(
@@ -231,14 +228,12 @@ def stream(seed: int, row: int, purpose: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=np.array([seed, row], dtype=np.uint64), counter=counter))
 
 
-def draw_uniforms(
-    seed: int, rows: Sequence[int], steps: int, gamma: int, device: torch.device | str = "cpu"
-) -> Uniforms:
+def draw_uniforms(seed: int, rows: Sequence[int], steps: int, gamma: int) -> Uniforms:
     """The `Uniforms` of `rows` for `steps` steps of `gamma` draft tokens."""
 
     def sampled(purpose: str, *shape: int) -> Tensor:
         of_rows = [stream(int(seed), int(row), purpose).random(shape) for row in rows]
-        return torch.from_numpy(np.stack(of_rows)).to(device)
+        return torch.from_numpy(np.stack(of_rows))
 
     return Uniforms(sampled("draft", steps, gamma), sampled("accept", steps, gamma), sampled("final", steps))
 

@@ -114,7 +114,6 @@ class Drafter:
 
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         """Begin new sequences in all rows, or in `rows` `(n,)`, after the target's pass over the prompts."""
-        return
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         """Propose draft tokens, sampled with `uniforms` `(rows, gamma)`, the only source of randomness.
@@ -140,10 +139,8 @@ class Drafter:
             proposed, q = padded(*self.propose(context, uniforms), tokens.shape[1])
             strayed = (proposed != tokens)[:, :position].any(dim=1) & possible
             if bool(strayed.any()):
-                raise ValueError(
-                    f"{type(self).__name__} does not sample its q with `uniforms` alone, in order, so tokens cannot be "
-                    "given to it; write along(context, tokens)"
-                )
+                name = type(self).__name__
+                raise ValueError(f"{name} does not sample with `uniforms` alone, in turn: write along(context, tokens)")
             distributions.append(q[:, position].where(possible[:, None], 0.0))
             uniforms[:, position], chance = _middle(q[:, position], token)
             possible = possible & (chance > 0)
@@ -160,7 +157,6 @@ class Drafter:
 
     def update(self, context: Context, outcome: Outcome) -> None:
         """Learn at the end of a step which tokens were accepted."""
-        return
 
 
 def _middle(q: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
@@ -245,10 +241,7 @@ def needs_cache(drafter: Any, sizes: tuple[Any, ...]) -> bool:
     if drafter.allocated == sizes:
         return False
     if drafter.allocated and drafter.capturable:
-        raise ValueError(
-            f"a graph may hold the cache of this capturable drafter, of {drafter.allocated[:2]} rows and slots; make "
-            f"another drafter for {sizes[:2]}"
-        )
+        raise ValueError(f"a graph may hold this drafter's cache; make another drafter for {sizes[:2]} rows and slots")
     drafter.allocated = sizes
     return True
 
@@ -348,11 +341,8 @@ def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
     """Raise `ValueError` if `rule` is not exact for a tree whose siblings are sampled by `scheme`."""
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
-        known = " or ".join(each.__name__ for each in suitable) or "none"
-        raise ValueError(
-            f"this rule is not exact for children sampled by {scheme.__name__}: the output would not have the target's "
-            f"distribution. Schemes for which it is: {known}"
-        )
+        known = " or ".join(each.__name__ for each in suitable) or "no scheme"
+        raise ValueError(f"this rule is not exact for children sampled by {scheme.__name__}, but for those of {known}")
 
 
 class TreeDrafter(ModelDrafter):
@@ -387,13 +377,20 @@ class TreeDrafter(ModelDrafter):
         slots, positions = self.tree.slots(root), self.tree.positions(root)
         visible = self.tree.visible(root, self.runner.capacity)
         seen = self.runner.cache.least(slots, visible, bound=context.bound)
-        # A leaf that was accepted in the last step is not in the cache, so the first pass has two tokens.
-        last_two = torch.stack([context.lengths - 2, context.lengths - 1], dim=1).clamp_min(0)
-        logits = self.runner.run(context.tokens.gather(1, last_two), last_two, keep=1, seen=seen)
-        after = {-1: standardise(logits[:, 0], self.sampling, check=False)}  # the distribution after each node
         tokens: dict[int, Tensor] = {}
         q: dict[int, Tensor] = {}
-        self._sample_children([-1], after, tokens, q, uniforms)
+
+        def sample_children(node: int, probs: Tensor) -> None:
+            siblings: list[Tensor] = []
+            for child in (child for child, parent in enumerate(self.parents) if parent == node):
+                q[child] = self.scheme(probs, siblings)
+                if node >= 0:
+                    q[child] = q[child].where((tokens[node] >= 0)[:, None], 0.0)
+                tokens[child] = sample(q[child], uniforms[:, child]).where(q[child].sum(-1) > 0, -1)
+                siblings.append(tokens[child])
+
+        # A leaf that was accepted in the last step is not in the cache, so the first pass has two tokens.
+        sample_children(-1, self._after(*self._newest(context.tokens, context.lengths, NEWEST), seen))
         for level, entries in zip(self.levels, self.entries, strict=True):
             logits = self.runner.run(
                 torch.stack([tokens[node] for node in level], dim=1).clamp_min(0),
@@ -404,8 +401,8 @@ class TreeDrafter(ModelDrafter):
                 seen=seen,
             )
             probs = standardise(logits, self.sampling, check=False)
-            after.update((node, probs[:, i]) for i, node in enumerate(level))
-            self._sample_children(level, after, tokens, q, uniforms)
+            for i, node in enumerate(level):
+                sample_children(node, probs[:, i])
         nodes = range(len(self.parents))
         return Proposal(torch.stack([tokens[i] for i in nodes], dim=1), torch.stack([q[i] for i in nodes], dim=1))
 
@@ -413,20 +410,3 @@ class TreeDrafter(ModelDrafter):
         assert outcome.path is not None
         depth = torch.arange(outcome.path.shape[1], device=outcome.path.device)
         self.runner.move(self.first_node + outcome.path.clamp_min(0), self.first_node + depth)
-
-    def _sample_children(
-        self,
-        nodes: list[int],
-        after: dict[int, Tensor],
-        tokens: dict[int, Tensor],
-        q: dict[int, Tensor],
-        uniforms: Tensor,
-    ) -> None:
-        for node in nodes:
-            siblings: list[Tensor] = []
-            for child in (child for child, parent in enumerate(self.parents) if parent == node):
-                q[child] = self.scheme(after[node], siblings)
-                if node >= 0:
-                    q[child] = q[child].where((tokens[node] >= 0)[:, None], 0.0)
-                tokens[child] = sample(q[child], uniforms[:, child]).where(q[child].sum(-1) > 0, -1)
-                siblings.append(tokens[child])

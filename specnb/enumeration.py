@@ -101,12 +101,6 @@ def step_distribution(
     return emissions(rule, draft_trees(parents, q, scheme, sampled), p, parents)
 
 
-def emissions(rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
-    if not isinstance(rule, PlannedRule):
-        raise TypeError(f"rule is {shown(rule)}; only a PlannedRule has probabilities to multiply out: write its plan")
-    return multiplied(rule, drafts, p, parents)
-
-
 def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sampled: Conditional | None = None) -> Drafts:
     """Every tree of this shape that can be proposed, its tokens sampled from `sampled`, by default q."""
     tree = TokenTree(parents)
@@ -126,7 +120,10 @@ def draft_trees(parents: tuple[int, ...], q: Conditional, scheme: Scheme, sample
     return Drafts(tokens, rows, chance)
 
 
-def multiplied(rule: PlannedRule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
+def emissions(rule: Rule, drafts: Drafts, p: Conditional, parents: tuple[int, ...]) -> Emissions:
+    """As `step_distribution`, from the `drafts` that may be proposed."""
+    if not isinstance(rule, PlannedRule):
+        raise TypeError(f"rule is {shown(rule)}; only a PlannedRule has probabilities to multiply out: write its plan")
     tree = TokenTree(parents)
     plan = rule.plan_for(target_along(drafts, p, tree), drafts.q, drafts.tokens, tree)
     after, emitted = distributions_of(plan), Emissions()

@@ -152,10 +152,7 @@ def judge_drafter(drafter: Drafter, gamma: int = 2, prefixes: Sequence[Sequence[
     """
     vocab, name = drafter.vocab, type(drafter).__name__
     if drafter.hidden_layers:
-        raise TypeError(
-            f"{name} reads hidden states, and there is no target here that has any: compare its completions at "
-            "temperature 0 with those of draft=None"
-        )
+        raise TypeError(f"{name} reads hidden states: compare completions at temperature 0 with those of draft=None")
     random = np.random.default_rng(0)
     texts = [random.integers(vocab, size=1 + n // 2).tolist() for n in range(24)] if prefixes is None else prefixes
     parents = chain(gamma) if drafter.parents is None else drafter.parents

@@ -3,10 +3,9 @@
 It can be faster than the model: by grouped-query attention without copies of keys and values, by
 packed weights (`pack`), and by `CompiledLayers`. `Captured` records a function as a CUDA graph.
 
-Here, and in `support` for dropout, specnb rests on parts that torch may change without notice, which
-bound its version in pyproject.toml: `torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise` (packed weights),
-`torch._dynamo.mark_dynamic` (compiled layers), and a module's `_parameters`, `_buffers` and hooks
-(private copies).
+Parts that torch may change without notice bound its version in pyproject.toml: here
+`torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise`, `torch._dynamo.mark_dynamic`, and a
+module's `_parameters`, `_buffers` and hooks; in `support` dropout.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 import copy
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -78,7 +77,6 @@ class PrivateModel:
     def __init__(self, model: PreTrainedModel, compile: Compile = False) -> None:
         self.model = model
         self.modules = shared_copy(model)
-        self.weights = weights_of(model)
         self.packed: list[PackedLinear] = []
         self.compiled: CompiledLayers | None = None
         config = decoder_config(self.modules)
@@ -92,14 +90,16 @@ class PrivateModel:
             self.compiled = CompiledLayers.of(self.modules)
             if self.compiled is None:
                 raise TypeError(f"compile=True finds no layers of one kind in {type(model).__name__}; leave it out")
-        self.checksum = checksum(_sources(self.packed))
+        self.weights = self._weights()
+
+    def _weights(self) -> tuple[Any, ...]:
+        packed = (tensor for layer in self.packed for tensor in (layer.weight, layer.bias))
+        return weights_of(self.model), checksum(packed)
 
     def require_unchanged(self) -> None:
         """Raise `RuntimeError` if weights were replaced, or changed where there are packed copies."""
-        if weights_of(self.model) != self.weights or checksum(_sources(self.packed)) != self.checksum:
-            raise RuntimeError(
-                f"the weights of {type(self.model).__name__} were changed after this sampler was made: make another one"
-            )
+        if self._weights() != self.weights:
+            raise RuntimeError(f"the weights of {type(self.model).__name__} were changed: make another sampler")
 
 
 def shared_copy(model: Module) -> Module:
@@ -144,11 +144,6 @@ def checksum(tensors: Iterable[Tensor | None]) -> int:
         if tensor is not None:
             seen.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return seen.intdigest()
-
-
-def _sources(packed: Sequence[PackedLinear]) -> Iterator[Tensor | None]:
-    for layer in packed:
-        yield from (layer.weight, layer.bias)
 
 
 class PackedLinear(nn.Linear):

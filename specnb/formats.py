@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -80,10 +81,8 @@ def _names(folder: Path) -> set[str]:
         with opened(file) as tensors:
             names.update(tensors.keys())
     if not names and (folder / "pytorch_model.bin").is_file():
-        try:
+        with suppress(*NO_TENSORS):  # transformers says what a model needs instead
             names.update(torch.load(folder / "pytorch_model.bin", map_location="meta", weights_only=True))
-        except NO_TENSORS:  # transformers says what a model needs instead
-            return names
     return names
 
 

@@ -1,8 +1,5 @@
 """Drafters with a head, a small network that turns the target's hidden states and the newest token
-into the next distributions.
-
-The heads are those that are released (`specnb.released`): `Eagle3Head`, `NextTokenHead` and
-`NextTokenLayers`.
+into the next distributions. The heads are those that are released (`specnb.released`).
 """
 
 from __future__ import annotations
@@ -228,8 +225,7 @@ class AttentionDrafter(SequentialDrafter):
     """Draft tokens sampled one after the other from a head that attends to the tokens so far.
 
     A step first computes the tokens since the last step anew, with the target's states. `chained`
-    layers draft a token each, and the last one all others. `most` limits the draft tokens of a step.
-    On a CPU weights are packed unless `compile` is False.
+    layers draft a token each, and the last one all others. Parameters are those of `load_drafter`.
     """
 
     cache: RaggedCache
@@ -266,10 +262,7 @@ class AttentionDrafter(SequentialDrafter):
     def start(self, context: Context, rows: Tensor | None = None) -> None:
         given: Any = context.hidden_states
         if given.shape[-1] != self.read:
-            raise ValueError(
-                f"the states of a token are {given.shape[-1]} numbers, and this drafter was made for a target with "
-                f"{self.read}; give it that target"
-            )
+            raise ValueError(f"states have {given.shape[-1]} numbers, not {self.read}: give the drafter its own target")
         if rows is None:
             if needs_cache(self, (*context.tokens.shape, self.dtype, self.device)):
                 self.cache = RaggedCache(self.head.cached, context.tokens.shape[1])
@@ -370,10 +363,8 @@ class FallbackDrafter(Drafter):
         width = max(copied.draft_tokens.shape[1], sampled.draft_tokens.shape[1])
         copied, sampled = padded(*copied, width), padded(*sampled, width)
         copies = copied.draft_tokens[:, :1] >= 0
-        return Proposal(
-            copied.draft_tokens.where(copies, sampled.draft_tokens),
-            copied.q.to(sampled.q.dtype).where(copies[..., None], sampled.q),
-        )
+        draft_tokens = copied.draft_tokens.where(copies, sampled.draft_tokens)
+        return Proposal(draft_tokens, copied.q.to(sampled.q.dtype).where(copies[..., None], sampled.q))
 
     def along(self, context: Context, tokens: Tensor) -> Tensor:
         copied, sampled = (drafter.along(context, tokens) for drafter in (self.copy, self.head))

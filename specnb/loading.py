@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding
@@ -122,13 +121,12 @@ def folder_of(name: str | Path, files: list[str] = HUB_FILES) -> Path:
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise OSError(
             f"{str(folder)!r} has no tokenizer that can be read; put tokenizer.json there, or load the models with "
             f"load_model and give Sampler a tokenizer ({_one_line(error)})"
         ) from error
-    return tokenizer
 
 
 def _require_device(device: str) -> None:
@@ -146,16 +144,6 @@ def _require_dtype(dtype: torch.dtype | str) -> None:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {names}, or auto, the one of the file")
 
 
-def _require_whole_files(folder: Path) -> None:
-    """Raise `OSError` that names a file of weights of which a part is missing."""
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except SafetensorError as error:
-            raise OSError(f"{str(file)!r} is not a whole file of weights; fetch it again ({error})") from error
-
-
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
@@ -166,11 +154,11 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     Raises
     ------
     OSError
-        If there is no such folder or model, or a file of weights is cut off.
+        If there is no such folder or model.
     ValueError
-        For a dtype or device that is not there; for a draft, which `load_drafter` takes; for tensors that
-        are missing, unknown or not finite; for a configuration that names attention or experts of another
-        package.
+        For a dtype or device that is not there; for a draft, which `load_drafter` takes; for a file that is
+        cut off; for tensors that are missing, unknown or not finite; for a configuration that names
+        attention or experts of another package.
 
     Examples
     --------
@@ -180,7 +168,6 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
     _require_dtype(dtype)
     _require_device(device)
     folder = folder_of(name)
-    _require_whole_files(folder)
     require_no_draft(name, folder)
     config = PreTrainedConfig.get_config_dict(folder)[0]
     if others := sorted(set(_implementations(config)) - IMPLEMENTATIONS):

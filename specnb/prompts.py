@@ -20,8 +20,7 @@ def token_lists(prompts: Any, model: Any = None, tokenizer: Any = None) -> list[
     Parameters
     ----------
     prompts
-        One or several: lists, arrays or tensors of tokens, what a tokenizer returns, or, with a
-        `tokenizer`, texts.
+        As of `Sampler.generate`.
     model
         The model that will read them, for what is refused: what a processor returns beside tokens and
         mask (`TypeError`), and padding without an attention_mask (`ValueError`).
@@ -62,9 +61,7 @@ def _require_read(prompts: Mapping[str, Any], model: Any) -> None:
 def _token_list(number: int, prompt: Any, tokenizer: Any) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise TypeError(
-                f"prompt {number} is the text {shown(prompt)}; give its tokenizer, tokenizer=..., or tokens"
-            )
+            raise TypeError(f"prompt {number} is the text {shown(prompt)}; give its tokenizer=..., or tokens")
         return encoded(tokenizer, prompt)
     return token_list(f"prompt {number}", prompt, "; of a chat give what tokenizer.apply_chat_template returns")
 
@@ -75,9 +72,7 @@ def _unpadded(lists: list[list[int]], mask: Any) -> list[list[int]]:
     if not all(value in (0, 1) for row in kept for value in row):
         raise ValueError(f"attention_mask is {shown(mask)}; it must hold 0 and 1")
     if list(map(len, kept)) != list(map(len, lists)):
-        raise ValueError(
-            "input_ids and attention_mask of the prompts differ in shape; give both from one tokenizer call"
-        )
+        raise ValueError("input_ids and attention_mask differ in shape; give both from one tokenizer call")
     return [[token for token, keep in zip(*pair, strict=True) if keep] for pair in zip(lists, kept, strict=True)]
 
 

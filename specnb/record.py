@@ -117,9 +117,7 @@ class StepRecord:
           [5] 9: recovered
         """
         if step not in range(passes := int(self.target_passes[row])):
-            raise IndexError(
-                f"row {row} made {passes} steps, and step {step} is not one of them: they are counted from 0"
-            )
+            raise IndexError(f"row {row} made {passes} steps, and step {step} is not one of them: they begin with 0")
         position = begin + int(self.emitted[row, :step].sum())
         parents = self.parents or chain(self.gamma)
         accepted, tested = self.accepted_nodes[row, step], self.tested[row, step]
@@ -206,7 +204,7 @@ class CompletedRow(NamedTuple):
     tokens: list[int]
     record: NDArray[np.int64]
     beta: NDArray[np.float64]
-    path: NDArray[np.int64] | None = None
+    path: NDArray[np.int64]
     probs: Tensor | None = None
     log_probs: Tensor | None = None
     trace: NDArray[np.float64] | None = None
@@ -223,9 +221,7 @@ def merge_rows(
     record[..., :gamma] = _stacked([row.record[:, :gamma] for row in completed_rows], steps, -1)
     beta = _stacked([row.beta for row in completed_rows], steps, 0.0)
     *_, accepted, token, emitted = np.moveaxis(record, -1, 0)
-    path = None
-    if parents is not None:
-        path = _stacked([row.path for row in completed_rows if row.path is not None], steps, -1)
+    path = None if parents is None else _stacked([row.path for row in completed_rows], steps, -1)
     traces = [row.trace for row in completed_rows if row.trace is not None]
     trace = _stacked(traces, steps, np.nan) if traces else None
     return StepRecord(record[..., :gamma], accepted, token, emitted, beta, seconds, parents, path, trace)

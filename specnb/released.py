@@ -50,8 +50,7 @@ def load_drafter(
     Raises
     ------
     ValueError
-        For another format, a head of another target, a map of tokens that points outside, tensors that
-        are missing or too many, and a file that is cut off.
+        For another format, a head of another target, and tensors that are not those of the format.
 
     Examples
     --------
@@ -178,10 +177,7 @@ def next_token_layers(target: PreTrainedModel) -> NextTokenLayers:
     """The next-token layers in the checkpoint of `target`, loaded by transformers."""
     name, folder = type(target).__name__, target.config.name_or_path
     if not getattr(target.config.get_text_config(), "num_mtp_layers", None) or not folder:
-        raise ValueError(
-            f"transformers loads no next-token layers from the checkpoint of this {name}; give load_drafter the folder "
-            "or name of a draft head as source"
-        )
+        raise ValueError(f"transformers loads no next-token layers from the checkpoint of this {name}; give a source")
     try:
         loaded = MtpModel.from_pretrained(target, device_map={"": target.device})
     except RuntimeError as error:

@@ -226,8 +226,7 @@ class _WithLenience:
 
     def __post_init__(self) -> None:
         if not 0 < self.lenience <= 1:
-            allowed = "it must lie in (0, 1], where 1 is exact and less accepts more"
-            raise ValueError(f"lenience is {self.lenience}; {allowed}")
+            raise ValueError(f"lenience is {self.lenience}; it must lie in (0, 1], where 1 is exact")
 
 
 class _Lenient(_WithLenience):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Literal, NoReturn
 
@@ -49,8 +49,7 @@ class Instruments:
     trace
         Record p(x), q(x) and r of every draft token x, which `Generation.show` prints.
     batch_class
-        A subclass of `Batch` that makes the steps, such as a known bug; it is not compared with the
-        model.
+        A subclass of `Batch` to make the steps, such as a known bug; it is not compared with the model.
 
     Examples
     --------
@@ -65,17 +64,17 @@ class Instruments:
 
 
 class Sampler:
-    """Decode prompts with exactly the target's distribution, whatever the drafter.
+    """Decode with exactly the target's distribution, whatever the drafter.
 
     A sampler owns what outlives a call: a copy of the model's modules that shares the weights, caches,
     packed weights, compiled layers and the captured graph. It makes one call at a time; several
     samplers of one model may run in several threads. After a change of the model make another one: the
-    next call raises an error if the change shows in a few tokens, and may not see it otherwise.
+    next call raises an error only if the change shows in a few tokens.
 
     Parameters
     ----------
     target
-        A model of transformers, or a `Pair` with a draft model and a tokenizer.
+        A model of transformers, or a `Pair`.
     draft
         A model, sampled as `sampling` says, or any `Drafter`; None for the target alone. "auto" is the
         draft of a `Pair`; with a model alone it copies from the text so far (`PromptLookupDrafter`) on a
@@ -84,7 +83,7 @@ class Sampler:
         Draft tokens per step; 0 is plain decoding. "auto" is the drafter's choice: 4 for a model,
         10 for copies, the size of a tree.
     rule
-        The acceptance rule; by default `token_verification` (Algorithm 1).
+        The acceptance rule, by default `token_verification`.
     compile
         "auto": on a CPU packs weights (`specnb.fast`); on a GPU captures the step as a graph. True
         compiles layers, too. Packing and compiling change the last bits of the logits.
@@ -96,7 +95,7 @@ class Sampler:
         Room for so many sequences, of so many tokens and gamma + 1 more: calls up to these sizes
         compile and capture once.
     progress
-        Show a progress bar after 3 seconds, and say what is compiled.
+        Show progress bars, and say what is compiled.
 
     Raises
     ------
@@ -164,14 +163,11 @@ class Sampler:
         raise TypeError("a sampler, which owns caches and compiled code, cannot be copied or pickled; make another one")
 
     def drafter_of(self, draft: Draft, compile: Compile) -> Drafter | None:
-        if isinstance(draft, str):
-            if draft != "auto":
-                raise ValueError(f'draft is {draft!r}; it must be "auto", a model, a Drafter or None')
+        if isinstance(draft, str) and draft == "auto":
             usable = isinstance(self.target, PreTrainedModel) and self.target.device.type == "cpu"
             return PromptLookupDrafter(vocabulary(self.target)) if usable else None
         if isinstance(draft, PreTrainedModel) and isinstance(self.target, PreTrainedModel):
-            vocab = vocabulary(self.target)
-            return ModelDrafter(draft, self.sampling, vocab=vocab, compile=compile, capturable=True)
+            return ModelDrafter(draft, self.sampling, vocab=vocabulary(self.target), compile=compile, capturable=True)
         return draft  # anything else is refused
 
     def require_models(self, drafter: Drafter | None) -> None:
@@ -193,8 +189,8 @@ class Sampler:
         Parameters
         ----------
         prompts
-            One or several: lists of tokens, an array or tensor, what a tokenizer returns, or, with
-            a tokenizer, texts. Padding needs an attention_mask.
+            One or several: lists, arrays or tensors of tokens, what a tokenizer returns, or, with a
+            tokenizer, texts. Padding needs an attention_mask.
         seed, numbers
             The tokens of a prompt depend on the seed and its number, by default 0, 1, ..., and not on the
             batch.
@@ -218,35 +214,25 @@ class Sampler:
         require_whole(max_new_tokens=(max_new_tokens, 1), batch_size=(batch_size, 1), seed=(seed, 0))
         numbers = whole_numbers(range(len(prompts)) if numbers is None else numbers) or []
         if len(numbers) != len(prompts):
-            raise ValueError(
-                f"there are {len(prompts)} prompts and {len(numbers)} numbers; give a list of one for each"
-            )
+            raise ValueError(f"there are {len(prompts)} prompts and {len(numbers)} numbers; give one for each")
         if wrong := [one for one in (int(seed), *numbers) if not 0 <= one < 2**64]:
             raise ValueError(f"seed and numbers have {wrong[0]}; each must be a whole number from 0, and below 2^64")
         rows, lengths, max_new_tokens = min(int(batch_size), len(prompts)), list(map(len, prompts)), int(max_new_tokens)
         draft = None if self.drafter is None else self.drafter.draft_model
         require_context(lengths, max_new_tokens, target=self.target, draft=draft)
         if rows < len(prompts) and self.drafter is not None and not self.drafter.can_refill:
-            raise TypeError(
-                f"{len(prompts)} prompts take turns in {rows} rows, and {type(self.drafter).__name__} cannot restart "
-                "single rows (can_refill is False); leave batch_size out"
-            )
+            raise TypeError(f"{type(self.drafter).__name__} cannot restart single rows; leave batch_size out")
         if not self.in_a_call.acquire(blocking=False):
-            raise RuntimeError(
-                "this sampler is in a call, and another, from a hook, a drafter or a thread, would share its batch; "
-                "make a sampler for each"
-            )
+            raise RuntimeError("this sampler is in a call, and another would share its batch; make a sampler for each")
         try:
             self.private.require_unchanged()
             batch = self._batch(rows, max(lengths), max_new_tokens, len(eos))
             if self.check is not None:
                 self.check.begin(batch)
             batch.clear(eos)
-            generation = _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run(self.progress)
+            return _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run()
         finally:
             self.in_a_call.release()
-        texts = texts_of(generation.tokens, self.tokenizer)
-        return replace(generation, prompts=prompts, texts=texts, tokenizer=self.tokenizer)
 
     def token_lists(self, prompts: Any) -> list[list[int]]:
         return token_lists(prompts, self.target, self.tokenizer)
@@ -278,16 +264,14 @@ class Sampler:
             tree = self.drafter is not None and self.drafter.parents is not None
             self.check.new_batch(self.private.modules, slots, tree)
         batch = (self.instruments.batch_class or Batch)(setup)
-        self._prepare(batch)
+        if fast:
+            self._prepare(batch)
         self.batch = batch
         return batch
 
     def _prepare(self, batch: Batch) -> None:
-        layers = self.private.compiled
-        if layers is None and not self.captures:
-            return
-        if layers is not None:
-            layers.widths |= frozenset(width + 1 for width in batch.widths)
+        if self.private.compiled is not None:
+            self.private.compiled.widths |= frozenset(width + 1 for width in batch.widths)
         if self.captures:
             batch.capture(self.instruments.timed)
         doing = "capturing a step" if self.captures else "compiling a layer, some seconds once"
@@ -311,28 +295,27 @@ class _Call:
         self.comparison = None if sampler.check is None else Comparison(sampler.check, prompts, rows, max_new_tokens)
         self._enter(list(range(rows)))
 
-    def run(self, progress: bool) -> Generation:
+    def run(self) -> Generation:
         """Make steps until no prompt waits and every row has ended."""
-        batch, timed = self.batch, self.sampler.instruments.timed
+        batch, timed, progress = self.batch, self.sampler.instruments.timed, self.sampler.progress
         reader, timer = ProgressReader(batch), StepTimer(batch.state.tokens.device)
         expected = len(self.prompts) * self.max_new_tokens
         with tqdm(total=expected, desc="tokens", delay=3, leave=False, disable=not progress) as bar:
             for step in itertools.count():
                 if timed:
                     timer.start()
-                    batch.step(timer.mark)
-                    status = reader.read()
+                batch.step(timer.mark if timed else None)
+                status = reader.read()
+                if timed:
                     timer.mark("rest")
-                else:
-                    batch.step()
-                    status = reader.read()
                 if self.comparison is not None and step == 0:
                     self.comparison.first_step(batch, self.prompt_of)
                 if status is None:
                     continue
                 self._require_proper(status)
                 if not batch.on_host:  # a pass on a CPU looks at the slots themselves
-                    batch.bound.hear(self._lengths(status))
+                    going = [(at, status[row]) for row, at in self.prompt_of.items() if status[row] > IDLE]
+                    batch.bound.hear(len(self.prompts[at]) + self.max_new_tokens - left for at, left in going)
                 waiting = (len(self.prompts) - self.entered) * self.max_new_tokens
                 bar.update(max(expected - sum(status) - waiting - bar.n, 0))
                 if entered := self._replace(status):
@@ -345,12 +328,8 @@ class _Call:
         completed = [self.ended[at] for at in range(len(self.prompts))]
         probs = [row.probs for row in completed if row.probs is not None]
         record = merge_rows(completed, timer.seconds, batch.parents)
-        return Generation([row.tokens for row in completed], record, probs or None)
-
-    def _lengths(self, status: Sequence[int]) -> list[int]:
-        """Tokens of each row that goes on, as `status` says, which may be one step old."""
-        going = {row: at for row, at in self.prompt_of.items() if status[row] > IDLE}
-        return [len(self.prompts[at]) + self.max_new_tokens - status[row] for row, at in going.items()]
+        tokens, tokenizer = [row.tokens for row in completed], self.sampler.tokenizer
+        return Generation(tokens, record, probs or None, self.prompts, texts_of(tokens, tokenizer), tokenizer)
 
     def _replace(self, status: Sequence[int]) -> list[int]:
         """Give waiting prompts the rows that have ended; return these rows."""

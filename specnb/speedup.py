@@ -29,6 +29,7 @@ from specnb.theory import walltime_improvement
 Array = NDArray[np.float64]
 FEWEST = 3  # prompts, or repetitions, over which an interval resamples
 REPETITIONS = 10  # of each forward pass whose time the prediction needs
+RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -100,10 +101,8 @@ def measure_speedup(
     >>> measure_speedup(load_pair(), [[1], [2], [3]], max_new_tokens=8, rounds=1, compile=False).seconds.shape
     (3, 2)
     """
-    samplers = [
-        Sampler(target, draft, gamma=width, sampling=sampling, compile=compile, progress=progress)
-        for width in (0, gamma)
-    ]
+    sampler_of = partial(Sampler, target, draft, sampling=sampling, compile=compile, progress=progress)
+    samplers = [sampler_of(gamma=0), sampler_of(gamma=gamma)]
     lists = samplers[0].token_lists(prompts)
     require_whole(rounds=(rounds, 1), seed=(seed, 0))
     seed = int(seed)
@@ -119,12 +118,11 @@ def measure_speedup(
     for row in tqdm(range(len(lists)), desc="prompts", delay=3, leave=False, disable=not progress):
         jobs = [Job(partial(call, row, way)) for way in range(2)]
         seconds.append(np.median([time_round(jobs, clock, order) for _ in range(rounds + 1)][1:], axis=0))
-    of_plain, of_speculative = ([generations[row, way] for row in range(len(lists))] for way in range(2))
     times = np.array(seconds)
-    tokens = np.array([[len(one.tokens[0]) for one in both] for both in zip(of_plain, of_speculative, strict=True)])
+    tokens = np.array([[len(generations[row, way].tokens[0]) for way in range(2)] for row in range(len(lists))])
     each = times / tokens
     speedup = bootstrap(lambda rows: np.divide(*np.moveaxis(each[rows].mean(axis=-2), -1, 0)), len(each), 2000, seed)
-    records = [one.record for one in of_speculative]
+    records = [generations[row, 1].record for row in range(len(lists))]
     per_step = float(np.concatenate([record.accepted[0] for record in records]).mean()) + 1
     drafted = np.concatenate([(record.draft_tokens[0] >= 0).sum(axis=-1) for record in records])
     parts = _parts(samplers[1], drafted, lists, max_new_tokens)
@@ -166,14 +164,13 @@ class Recommendation:
         return f"do not speculate: the best, gamma = {best}, is predicted to be only {speed} ({measured})"
 
 
-def predicted_speedup(beta: Array, costs: Costs, gamma: int, resamples: int = 1000, seed: int = 0) -> Estimate:
+def predicted_speedup(beta: Array, costs: Costs, gamma: int, seed: int = 0) -> Estimate:
     """Wall-clock improvement over plain decoding by Theorem 3.8; alpha is the mean of `beta` `(rows, tokens)`."""
     column = costs.lengths.index(gamma + 1)
-    alphas = beta.mean(axis=1)[bootstrap_indices(len(beta), resamples, seed)].mean(axis=1)
-    chosen = bootstrap_indices(len(costs.draft), resamples, seed + 1)
-    draft, verify, once = (
-        np.median(times[chosen], axis=1) for times in (costs.draft, costs.target[:, column], costs.target[:, 0])
-    )
+    alphas = beta.mean(axis=1)[bootstrap_indices(len(beta), RESAMPLES, seed)].mean(axis=1)
+    chosen = bootstrap_indices(len(costs.draft), RESAMPLES, seed + 1)
+    measured = (costs.draft, costs.target[:, column], costs.target[:, 0])
+    draft, verify, once = (np.median(times[chosen], axis=1) for times in measured)
     spread = walltime_improvement(alphas, gamma, draft / once, lambda _: verify / once)
     value = walltime_improvement(beta.mean(), gamma, costs.cost_ratio.value, costs.verify_cost)
     return Estimate(float(value), *interval(spread), beta.size)
@@ -200,8 +197,9 @@ def recommend_gamma(
 
     Notes
     -----
-    No speculative generation is timed. The answer can be wrong for other prompts, lengths or batches,
-    if rejections cluster, and if sampling and bookkeeping take much of the time.
+    No speculative generation is timed, as by `measure_speedup`. The answer can be wrong for other
+    prompts, lengths or batches, if rejections cluster, and if sampling and bookkeeping take much of the
+    time.
 
     Examples
     --------
@@ -213,22 +211,15 @@ def recommend_gamma(
     pair = target if isinstance(target, Pair) else Pair(target, draft, None)  # type: ignore[arg-type]  # no texts then
     pair = pair if isinstance(draft, str) else replace(pair, draft=draft)
     if not isinstance(pair.draft, PreTrainedModel):
-        raise TypeError(
-            f"draft is {shown(pair.draft)}; it must be a model, whose passes are timed: give one or a Pair, and try "
-            "other drafters with measure_speedup"
-        )
+        raise TypeError(f"draft is {shown(pair.draft)}; it must be a model, whose passes are timed: give one or a Pair")
     require_whole(largest=(largest, 1), repetitions=(repetitions, FEWEST))
-    acceptance = measure_acceptance(
-        pair, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed, progress=progress
-    )
-    alpha = acceptance.alpha(seed=seed)
-    context, slots = mid_generation(max(map(len, acceptance.sequences)) - new_tokens, new_tokens, largest)
+    measured = measure_acceptance(pair, prompts, new_tokens=new_tokens, sampling=sampling, seed=seed, progress=progress)
+    beta, alpha = measured.beta["draft"], measured.alpha(seed=seed)
+    context, slots = mid_generation(max(map(len, measured.sequences)) - new_tokens, new_tokens, largest)
     costs = measure_costs(
         pair, context=context, slots=slots, lengths=range(1, largest + 2), repetitions=repetitions, compile=compile,
         seed=seed, progress=progress,
     )  # fmt: skip
-    predicted = {
-        gamma: predicted_speedup(acceptance.beta["draft"], costs, gamma, seed=seed) for gamma in range(1, largest + 1)
-    }
+    predicted = {gamma: predicted_speedup(beta, costs, gamma, seed=seed) for gamma in range(1, largest + 1)}
     best = max(predicted, key=lambda gamma: predicted[gamma].value)
     return Recommendation(best if predicted[best].low > 1 else 0, predicted, alpha, costs)

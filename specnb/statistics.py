@@ -97,9 +97,8 @@ def ratio_of_sums(numerators: ArrayLike, denominators: ArrayLike, resamples: int
 def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
     """median(top) / median(bottom) of times `(repetitions,)`, both resampled together."""
     top, bottom = _equally_long(top, bottom, 3)
-    return bootstrap(
-        lambda rows: np.median(top[rows], axis=-1) / np.median(bottom[rows], axis=-1), len(top), resamples, seed
-    )
+    medians = partial(np.median, axis=-1)
+    return bootstrap(lambda rows: medians(top[rows]) / medians(bottom[rows]), len(top), resamples, seed)
 
 
 def _equally_long(top: ArrayLike, bottom: ArrayLike, least: int) -> tuple[Array, Array]:
@@ -141,10 +140,7 @@ def goodness_of_fit(counts: ArrayLike, probs: ArrayLike, fitted: int = 0) -> Fit
     observed, probs = np.asarray(counts, dtype=np.float64).ravel(), np.asarray(probs, dtype=np.float64).ravel()
     n = observed.sum()
     if observed.shape != probs.shape or n == 0 or not abs(probs.sum() - 1) < 1e-4:
-        raise ValueError(
-            f"{len(observed)} counts of sum {n:g} cannot be tested against a distribution of {len(probs)} that sums to "
-            f"{probs.sum():g}"
-        )
+        raise ValueError(f"{len(observed)} counts of sum {n:g}, but {len(probs)} probs of sum {probs.sum():g}")
     distance = float(np.abs(observed / n - probs).sum() / 2)
     if (observed[probs == 0] > 0).any():
         return Fit(np.inf, 0.0, distance, int(n))

@@ -1,8 +1,7 @@
 """One step of a batch: draft, verify, emit, for all rows at once.
 
-All tensors have fixed shapes and are changed in place, and nothing waits for the device; so a step
-runs eagerly, or is captured as a CUDA graph. On a CPU the target's pass is as narrow as the proposal.
-The cache entries of the accepted path of a tree are moved to where a chain would lie.
+All tensors have fixed shapes and are changed in place, and nothing waits for the device, so that a
+step can be captured as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -102,7 +101,7 @@ class State:
         self.eos = torch.full((setup.max_eos,), -1, device=device)
         self.offsets = torch.arange(gamma + 1, device=device)
         self.rows = torch.arange(rows, device=device)
-        self.path: Tensor | None = None
+        self.path = zeros(steps + 1, 0)  # of a tree, as wide as it is deep
         # A step writes gamma + 1 places from the next token on.
         tokens = steps + gamma + 1
         self.probs = zeros(tokens, vocabulary(setup.target), dtype=setup.probs_dtype) if setup.keep_probs else None
@@ -166,8 +165,7 @@ class State:
 
     def completed_rows(self, rows: list[int]) -> list[CompletedRow]:
         index = torch.tensor(rows, dtype=torch.int64, device=self.tokens.device)
-        path = self.record[..., :0] if self.path is None else self.path
-        parts = (self.tokens, self.starts, self.lengths, self.steps, self.record, path)
+        parts = (self.tokens, self.starts, self.lengths, self.steps, self.record, self.path)
         columns = zip(*(tensor[index].cpu().numpy() for tensor in parts), strict=True)
         integers = self.gamma + 3  # columns of the record before the overlaps
         return [
@@ -197,9 +195,9 @@ class Batch:
         self.state = self.state_class(setup)
         parents = None if self.drafter is None else self.drafter.parents
         self.tree = None if parents is None else TokenTree(parents, setup.target.device)
+        self.parents = None if self.tree is None else self.tree.parents
         if self.tree is not None:
-            shape = (*self.state.record.shape[:2], self.tree.depth)
-            self.state.path = self.state.record.new_zeros(shape, dtype=torch.int64)
+            self.state.path = self.state.path.new_zeros(*self.state.path.shape[:2], self.tree.depth)
         self.runner = self.runner_class(setup.target, setup.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, setup.max_rows)
@@ -208,7 +206,6 @@ class Batch:
         # On a CPU a pass is as wide as the proposal; compiled are the fewest and the most draft tokens.
         self.cuts = self.on_host and self.tree is None
         self.widths = (fewest, setup.gamma) if self.cuts else (setup.gamma,)
-        self.width = setup.gamma
         self.captured: dict[str, Captured] = {}  # methods that make a step, or its parts
         self.last: tuple[Tensor, Tensor] | None = None
         self.bound = LengthBound(setup.slots, setup.gamma)
@@ -241,10 +238,6 @@ class Batch:
 
     def uniforms_of(self, seed: int, numbers: Sequence[int], max_new_tokens: int) -> Uniforms:
         return draw_uniforms(seed, numbers, max_new_tokens, self.state.gamma)
-
-    @property
-    def parents(self) -> tuple[int, ...] | None:
-        return None if self.tree is None else self.tree.parents
 
     @property
     def context(self) -> Context:
@@ -281,13 +274,12 @@ class Batch:
         proposal = self.drafter.propose(self.context, uniforms)
         require_shapes(proposal, len(uniforms), self.state.gamma, self.vocab, shorter=self.tree is None)
         draft_tokens, q = proposal
-        self.width = self.state.gamma
-        if self.cuts:
-            # The last position at which some row proposes a token.
-            used = ((draft_tokens != -1) | (q.sum(dim=-1) != 0)).any(dim=0)
-            self.width = int((used * self.state.offsets[1 : len(used) + 1]).amax()) if len(used) else 0
-            draft_tokens, q = draft_tokens[:, : self.width], q[:, : self.width]
-        return padded(draft_tokens, q, self.width)
+        if not self.cuts:
+            return padded(draft_tokens, q, self.state.gamma)
+        # The last position at which some row proposes a token.
+        used = ((draft_tokens != -1) | (q.sum(dim=-1) != 0)).any(dim=0)
+        width = int((used * self.state.offsets[1 : len(used) + 1]).amax()) if len(used) else 0
+        return Proposal(draft_tokens[:, :width], q[:, :width])
 
     def run_target(self, draft_tokens: Tensor) -> Tensor:
         """The target's logits `(rows, width + 1, vocab)` after the newest token and each draft token."""
@@ -306,18 +298,19 @@ class Batch:
         # Verify.
         if q.shape[1]:
             draft_tokens = self.valid_tokens(draft_tokens, q)
+        proposal = chain = Proposal(draft_tokens, q)
         p = standardise(logits, self.sampling, check=False)
         shape = () if self.tree is None else (self.tree,)
-        accept_uniforms, final_uniform = self.verification_uniforms()
-        outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform, *shape)
+        _, accept_uniforms, final_uniform = state.step_uniforms.split([state.gamma, state.gamma, 1], dim=1)
+        accept_uniforms = accept_uniforms[:, : q.shape[1]]
+        outcome = self.rule(p, q, draft_tokens, accept_uniforms, final_uniform[:, 0], *shape)
         require_outcome(outcome, len(p), self.tree)
         p_of_drafts = p[:, :-1] if self.tree is None else p[:, self.tree.parent_entries]
         beta = overlap(p_of_drafts, q)
         if state.trace is not None:
-            state.keep_trace(p_of_drafts, Proposal(draft_tokens, q), accept_uniforms)
+            state.keep_trace(p_of_drafts, proposal, accept_uniforms)
 
         # The accepted path of a tree takes the place of a chain.
-        chain = Proposal(draft_tokens, q)
         if outcome.path is not None:
             p, logits, chain = self.made_a_chain(outcome.path, p, logits, chain)
 
@@ -329,7 +322,7 @@ class Batch:
             of_tokens = raw.gather(-1, state.block(chain, outcome).clamp(0, self.vocab - 1)[..., None])[..., 0]
             state.keep(state.log_probs, of_tokens - raw.logsumexp(dim=-1))
         emitted = state.append(chain, outcome)
-        state.remember(Proposal(draft_tokens, q), outcome, emitted, beta)
+        state.remember(proposal, outcome, emitted, beta)
         self.mark_nan(p, q, emitted)
         state.prepare_next_step()
         return outcome
@@ -346,7 +339,6 @@ class Batch:
         self, path: Tensor, p: Tensor, logits: Tensor, proposal: Proposal
     ) -> tuple[Tensor, Tensor, Proposal]:
         """What lies along the accepted path of a tree, whose cache entries are moved."""
-        assert self.state.path is not None
         self.state.path[self.state.rows, self.state.steps] = path
         # Places after the accepted path read anything; they lie beyond the new length.
         root, nodes = torch.zeros_like(path[:, :1]), path.clamp_min(0)
@@ -355,11 +347,6 @@ class Batch:
         entries = torch.cat([root, path + 1], dim=1)[..., None]
         kept = logits if self.state.log_probs is None else logits.take_along_dim(entries, dim=1)
         return p.take_along_dim(entries, dim=1), kept, Proposal(proposal.draft_tokens.gather(1, nodes), proposal.q)
-
-    def verification_uniforms(self) -> tuple[Tensor, Tensor]:
-        gamma = self.state.gamma
-        _, accept, final = self.state.step_uniforms.split([gamma, gamma, 1], dim=1)
-        return accept[:, : self.width], final[:, 0]
 
     def valid_tokens(self, draft_tokens: Tensor, q: Tensor) -> Tensor:
         """Mark rows with an invalid proposal, NaN aside; return draft tokens of the vocabulary, or -1."""
@@ -424,10 +411,8 @@ def require_shapes(proposal: Proposal, rows: int, gamma: int, vocab: int, shorte
     right_shapes = draft_tokens.shape == (rows, width) and q.shape == (rows, width, vocab)
     if not right_shapes or draft_tokens.dtype != torch.int64 or q.dtype not in (torch.float32, torch.float64):
         proposed = [(tuple(part.shape), part.dtype) for part in (draft_tokens, q)]
-        raise TypeError(
-            f"a drafter proposed draft_tokens and q {proposed}; they must be int64 {(rows, gamma)} and float32 or "
-            f"float64 {(rows, gamma, vocab)}"
-        )
+        wanted = f"int64 {(rows, gamma)} and float32 or float64 {(rows, gamma, vocab)}"
+        raise TypeError(f"a drafter proposed draft_tokens and q {proposed}; they must be {wanted}")
 
 
 def require_memory(setup: Setup) -> None:

@@ -26,34 +26,23 @@ def vocabulary(model: PreTrainedModel) -> int:
 def require_whole_head(model: PreTrainedModel) -> None:
     logits = getattr(model.get_output_embeddings(), "out_features", vocabulary(model))
     if logits != vocabulary(model):
-        raise ValueError(
-            f"the output head of {type(model).__name__} gives {logits} logits, and its vocabulary has "
-            f"{vocabulary(model)} tokens; give a model with one logit for each token"
-        )
+        raise ValueError(f"{type(model).__name__} gives {logits} logits for a vocabulary of {vocabulary(model)} tokens")
 
 
 def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: int) -> None:
     vocab = vocabulary(target)
     if vocab != draft_vocab:
-        raise ValueError(
-            f"the target has {vocab} tokens and the {drafter} {draft_vocab}; a drafter proposes tokens of the target's "
-            f"vocabulary: make it with vocab={vocab}, which ModelDrafter takes, too"
-        )
+        raise ValueError(f"the target has {vocab} tokens and the {drafter} {draft_vocab}; make it with vocab={vocab}")
 
 
 def require_supported(model: PreTrainedModel) -> None:
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(
-            f"{name} is no model of transformers; give one of from_pretrained, of a PeftModel its merge_and_unload()"
-        )
+        raise TypeError(f"{name} is no model of transformers; of a PeftModel give its merge_and_unload()")
     if model.config.is_encoder_decoder:
         raise TypeError(f"{name} is an encoder-decoder, and only models without an encoder are decoded; choose another")
     if model.training or any(map(_drops, model.modules())):
-        raise TypeError(
-            f"{name} is in training mode, or a part of it, where dropout makes its distributions random; call its "
-            "eval() first"
-        )
+        raise TypeError(f"{name} is in training mode, or a part of it, and dropout is random; call its eval() first")
     arguments = inspect.signature(model.forward).parameters
     if "position_ids" not in arguments:
         raise TypeError(f"{name} takes no position_ids, which rows of different lengths need")

@@ -52,8 +52,8 @@ class TokenTree:
     def __init__(self, parents: Sequence[int], device: torch.device | str = "cpu") -> None:
         self.parents, self.device = tuple(parents), device
         self.node_depths = node_depths(self.parents)
-        self.depth, nodes = max(self.node_depths, default=0), len(self.parents)
-        self.is_chain = self.parents == chain(nodes)
+        self.depth = max(self.node_depths, default=0)
+        self.is_chain = self.parents == chain(len(self.parents))
         self.parent_entries = self._index([parent + 1 for parent in self.parents])
         turns: list[int] = []
         ranks = [self.parents[:node].count(parent) for node, parent in enumerate(self.parents)]
@@ -68,11 +68,8 @@ class TokenTree:
         entries = range(len(paths))
         ancestry = [[other == 0 or other - 1 in path for other in entries] for path in paths]
         self.ancestors = torch.tensor(ancestry, device=self.device)
-        earlier = [
-            [other < node and self.parents[other] == parent for other in range(nodes)]
-            for node, parent in enumerate(self.parents)
-        ]
-        self._earlier_siblings = torch.tensor(earlier, dtype=torch.bool, device=self.device)
+        parent_of = self._table(self.parents)
+        self._earlier_siblings = (parent_of[:, None] == parent_of).tril(-1)
         # The root, then the nodes in the reverse of the order in which they are visited.
         self._leaves_last = self._table([0, *[node + 1 for node in reversed(leaves_first(self.parents))]])
 
@@ -145,10 +142,7 @@ def node_depths(parents: Sequence[int]) -> list[int]:
     depths: list[int] = []
     for node, parent in enumerate(parents):
         if not -1 <= parent < node:
-            raise ValueError(
-                f"parents are {parents}, and node {node} has the parent {parent}; it must be an earlier node, or -1 "
-                "for the root"
-            )
+            raise ValueError(f"node {node} has the parent {parent}; it must be an earlier node, or -1 for the root")
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return depths
 

@@ -15,9 +15,9 @@ from specnb.distributions import normalise, sample
 from specnb.enumeration import (
     completed,
     draft_trees,
+    emissions,
     expected_accepted,
     joint_distribution,
-    multiplied,
     step_distribution,
 )
 from specnb.rules import Outcome, Rule, exact_match, token_verification
@@ -101,7 +101,7 @@ def test_what_a_rule_cannot_emit_is_refused(accepted: int, token: int) -> None:
 @pytest.mark.parametrize("parents", [chain(2), (-1, -1)])
 def test_an_estimate_is_near_the_enumeration(parents: tuple[int, ...]) -> None:
     drafts = draft_trees(parents, Q, independent_children)
-    planned = completed(multiplied(token_verification, drafts, P, parents), P, 3)
+    planned = completed(emissions(token_verification, drafts, P, parents), P, 3)
     estimate = completed(estimated_distribution(token_verification, drafts, P, parents), P, 3)
     assert 0 < float((planned - estimate).abs().sum()) / 2 < 1e-3
     assert float(estimate.sum()) == pytest.approx(1, abs=1e-12)

@@ -14,9 +14,9 @@ from specnb.enumeration import (
     distribution_of_counts,
     draft_trees,
     drafter_step_distribution,
+    emissions,
     expected_accepted,
     joint_distribution,
-    multiplied,
     step_distribution,
 )
 from specnb.rules import Plan, PlannedRule, exact_match, token_verification
@@ -89,7 +89,7 @@ def test_a_plan_out_of_range_or_without_a_number_is_read_as_a_comparison_reads_i
     accept = torch.tensor([[2.0, float("nan")]]).double()
     rule = PlannedRule(lambda p, q, x, tree: Plan(accept.expand(len(x), 2), p))
     drafts = draft_trees((-1, 0), lambda _: coin(1.0), independent_children)
-    emitted = multiplied(rule, drafts, lambda _: coin(0.5), (-1, 0))
+    emitted = emissions(rule, drafts, lambda _: coin(0.5), (-1, 0))
     assert emitted == pytest.approx({(0, 0): 0.5, (0, 1): 0.5})
 
 

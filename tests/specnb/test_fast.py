@@ -308,7 +308,7 @@ def test_a_weight_or_bias_that_changed_is_refused_or_seen(change: Change, compil
     expected = generate(model, PROMPTS, None, **ASKED).tokens
     for sampler in (used, unused):
         if sampler.private.packed or change not in IN_PLACE:
-            with pytest.raises(RuntimeError, match="make another one"):
+            with pytest.raises(RuntimeError, match="make another sampler"):
                 sampler.generate(PROMPTS, **ASKED)
         else:
             assert sampler.generate(PROMPTS, **ASKED).tokens == expected
@@ -325,7 +325,7 @@ def test_a_draft_that_changed_is_refused(compile: Any, change: Change) -> None:
     sampler = Sampler(llama(8), ModelDrafter(draft, compile=compile), gamma=2, compile=False)
     sampler.generate(PROMPTS, **ASKED)
     change(draft)
-    with pytest.raises(RuntimeError, match="make another one"):
+    with pytest.raises(RuntimeError, match="make another sampler"):
         sampler.generate(PROMPTS, **ASKED)
 
 

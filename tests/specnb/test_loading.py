@@ -194,7 +194,7 @@ def cut(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "given", "message"),
     [
-        (cut, {}, r"target/model.safetensors' is not a whole file of weights"),
+        (cut, {}, r"target/model.safetensors is cut off"),
         *(
             (str, {"target": name}, f"'{name}' is no folder here; give one")
             for name in ("no/such/folder", "./none", "../none", "/none", "~/none", Path("none"), "pyproject.toml")

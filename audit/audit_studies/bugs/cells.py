@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from specnb.distributions import Conditional
-from specnb.enumeration import Drafts, Emissions, distributions_of, draft_trees, multiplied, target_along
+from specnb.enumeration import Drafts, Emissions, distributions_of, draft_trees, emissions, target_along
 from specnb.rules import PlannedRule, Rule, exact_match, rejection_sampling, require_outcome, token_verification
 from specnb.trees import TokenTree, chain, independent_children
 
@@ -33,7 +33,7 @@ def chain_distribution(
     """`specnb.enumeration.step_distribution` of any rule, for a chain."""
     drafts, parents = draft_trees(chain(gamma), q, independent_children, sampled), chain(gamma)
     if isinstance(rule, PlannedRule):
-        return multiplied(rule, drafts, p, parents)
+        return emissions(rule, drafts, p, parents)
     return integrated_distribution(rule, drafts, p, parents)
 
 
