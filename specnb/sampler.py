@@ -225,6 +225,7 @@ class Sampler:
         if not self.in_a_call.acquire(blocking=False):
             raise RuntimeError("this sampler is in a call, and another would share its batch; make a sampler for each")
         try:
+            self.require_models(self.drafter)
             self.private.require_unchanged()
             batch = self._batch(rows, max(lengths), max_new_tokens, len(eos))
             if self.check is not None:

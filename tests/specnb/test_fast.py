@@ -329,6 +329,16 @@ def test_a_draft_that_changed_is_refused(compile: Any, change: Change) -> None:
         sampler.generate(PROMPTS, **ASKED)
 
 
+def test_a_target_that_trains_again_is_refused_in_the_next_call() -> None:
+    """Its dropout would look to the check like rounding that nothing resolves."""
+    target = llama(8)
+    sampler = Sampler(target, None, compile=False)
+    sampler.generate(PROMPTS, **ASKED)
+    target.train()
+    with pytest.raises(TypeError, match="training mode"):
+        sampler.generate(PROMPTS, **ASKED)
+
+
 # Attention of grouped queries.
 
 
