@@ -1,6 +1,7 @@
 """What the check of a sampler costs, in seconds and in memory, beside the same sampler without it.
 
-A line for each model in bfloat16, SmolLM2 and random weights of 1.2 billion parameters, which need 8 GB, and each call of a sampler: the first, the second with prompts as long, and a later one with longer
+A line for each model in bfloat16, SmolLM2 and random weights of 1.2 billion parameters, which need 8 GB,
+and each call of a sampler: the first, the second with prompts as long, and a later one with longer
 prompts, for which a new batch is made. Every sampler runs in a process of its own, since memory is the largest that
 a process had, less the largest until the model was loaded. Nothing is compiled. Figures are medians over `times`
 processes that take turns with and without the check: `checked` and `unchecked` are seconds, or gigabytes where
