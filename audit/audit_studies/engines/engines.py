@@ -35,6 +35,7 @@ TOKENS = data_file("audit/engines/tokens")
 DELTA = 1e-6
 NEW_TOKENS = 64  # of every completion that no end token ends
 SHIPPED = "pair"  # the target that ships
+HEADS = {"eagle3": "draft-eagle3"}  # folders beside it of heads that draft, by kind of speculation
 # Of the filters, where it is not that of `Sampling`
 ORDERS = {"llama_cpp": "llama.cpp", "mlx_lm": "mlx-lm"}
 
@@ -137,11 +138,11 @@ def audited(row: Row, part: slice = slice(None)) -> Report:
 
 
 def models(row: Row) -> tuple[PreTrainedModel, PreTrainedModel | None]:
-    """The target of a row, and its draft model or None."""
+    """The target of a row, and its draft model; None where a head drafts, or no model of tokens."""
     if row.target != SHIPPED:
         return random_targets.target(row.target), random_targets.draft_model(row.target, row.speculation)
     pair = load_pair()
-    return pair.target, pair.draft
+    return pair.target, None if row.speculation in HEADS else pair.draft
 
 
 def collected() -> list[str]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from audit_studies.engines import random_targets
 from audit_studies.engines.adapters.__main__ import adapter
-from audit_studies.engines.engines import NEW_TOKENS, SHIPPED, Row, digest, rows
+from audit_studies.engines.engines import HEADS, NEW_TOKENS, SHIPPED, Row, digest, rows
 from specnb.loading import TRAINED_PAIR, Pair, load_pair
 from specnb.statistics import machine
 from specnb_audit.cli.settings import Settings
@@ -81,7 +81,7 @@ def models(row: Row, python: str) -> tuple[Path, Path]:
     """The folders of the target and of the drafter. Random ones are written in the environment of
     the engine, whose release has their architecture."""
     if row.target == SHIPPED:
-        return TRAINED_PAIR / "target", TRAINED_PAIR / "draft"
+        return TRAINED_PAIR / "target", TRAINED_PAIR / HEADS.get(row.speculation, "draft")
     folder = MODELS / row.target
     if not folder.exists():
         code = "from pathlib import Path; from audit_studies.engines.random_targets import save"

@@ -9,15 +9,15 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 SPECULATIONS = (
-    "none", "draft", "probabilistic", "stopping", "other-tokenizer", "lookup", "early-exit", "assistant", "mtp",
-    "dflash",
+    "none", "draft", "probabilistic", "stopping", "other-tokenizer", "lookup", "early-exit", "assistant", "eagle3",
+    "mtp", "dflash",
 )  # fmt: skip
 """`none`: the control. `draft`: a draft model, as the engine uses it by default. `probabilistic`: a
 draft model whose tokens are sampled, where the engine has that as an option. `stopping`: one that
 drafts fewer tokens where it is unsure. `other-tokenizer`: one with a tokenizer of its own.
 `lookup`: n-grams of the prompt and the completion. `early-exit`: the target's first layers.
-`assistant`: a model that reads the target's keys and values. `mtp`: next-token layers. `dflash`: a
-drafter of blocks."""
+`assistant`: a model that reads the target's keys and values. `eagle3`: an EAGLE-3 head. `mtp`:
+next-token layers. `dflash`: a drafter of blocks."""
 DTYPES = ("float32", "bfloat16", "default")
 # a prime, so that seeds of two runs with different seeds do not meet within a run.
 SEED_STRIDE = 100_003

