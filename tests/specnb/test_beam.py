@@ -152,5 +152,5 @@ def test_bad_arguments_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_beams_that_do_not_fit_are_refused_before_any_model_runs() -> None:
-    with pytest.raises(MemoryError, match="^1000000 beams need .* GB left: ask for fewer beams or tokens$"):
+    with pytest.raises(MemoryError, match=r"^1000000 beams need .* GB left: ask for fewer beams or tokens$"):
         beam_search(tiny(), PROMPT, tiny(), width=10**6, max_new_tokens=6)
