@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb.arguments import require_whole, shown
-from specnb.cache import CachedModel
+from specnb.cache import CachedModel, cache_bytes
 from specnb.check import Check
 from specnb.distributions import Sampling, at_least_float
 from specnb.drafters import ModelDrafter
@@ -27,6 +27,7 @@ from specnb.fast import PrivateModel
 from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, texts_of, token_lists
 from specnb.sampler import require_models
+from specnb.step import require_free
 from specnb.support import TokenMap, require_context, vocabulary
 
 LARGEST_PENALTY = 50  # a length to this power is a number, up to a million tokens, and so is its inverse
@@ -324,10 +325,16 @@ def beam_search(
     require_context([len(prompt)], max_new_tokens, target=target, draft=drafting)
     require_whole(draft_width=(draft_width, 1), gamma=(gamma, 1))
 
-    capacity = width * max_new_tokens + width + (draft_width * gamma if drafter is not None else 0)
+    nodes = width + (draft_width * gamma if drafter is not None else 0)  # of a pass
+    capacity = width * max_new_tokens + nodes
+    slots = len(prompt) - 1 + capacity
+    # Of each model the cache and `visible`; of the target's pass the mask, logits, log-probabilities and their copies.
+    caches = sum(slots * (cache_bytes(model) + slots) for model in (target, drafting) if model is not None)
+    in_a_pass = nodes * (slots + 3 * vocabulary(target)) * max(target.dtype.itemsize, torch.float32.itemsize)
+    require_free(target.device, caches + in_a_pass, f"{width} beams", "ask for fewer beams or tokens")
     private = PrivateModel(target)
     check = Check(target, gamma)
-    check.new_batch(private.modules, len(prompt) - 1 + capacity, tree=True)
+    check.new_batch(private.modules, slots, tree=True)
     of_target = TreeModel(private.modules, prompt, capacity)
     of_draft = None if drafter is None else TreeModel(drafter.private.modules, prompt, capacity, drafter.token_map)
     states, levels = [start()], list[int]()

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float64, Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb.arguments import whole
+from specnb.arguments import shown, whole
 
 FLOAT32 = torch.finfo(torch.float32)
 # Mass is counted in whole units: their sums are exact, so the nucleus does not depend on the order
@@ -68,7 +68,7 @@ class Sampling:
 def require_sampling(sampling: Any) -> None:
     """Raise `TypeError` for a subclass of `Sampling`, and anything else, whose other settings would be lost."""
     if type(sampling) is not Sampling:
-        raise TypeError(f"sampling is a {type(sampling).__name__}, whose other settings would be lost: give a Sampling")
+        raise TypeError(f"sampling is {shown(sampling)}: give a Sampling; what a subclass adds would be lost")
 
 
 def standardise(

@@ -211,7 +211,7 @@ class ChainDrafter(SequentialDrafter):
         draft_tokens, distributions = [], []
         for position in range(width):
             q = self.distribution(context._replace(tokens=tokens, lengths=lengths), position)
-            going = going & ~(q.sum(dim=-1) <= 0)  # NaN goes on, to the check of the step
+            going = going & (q.sum(dim=-1) != 0)  # NaN and negative numbers go on, to the check of the step
             if lengths.device.type == "cpu" and not going.any():
                 break
             q = q.where(going[:, None], 0.0)

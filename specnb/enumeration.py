@@ -227,7 +227,7 @@ def _split(drafter: Drafter, prefix: tuple[int, ...], cell: Tensor, position: in
         middle = (low + high) / 2
         there = _tokens_at(drafter, prefix, cell, position, middle)
         if bool(((there != before) & (there != after)).any()):
-            raise ValueError(f"a draft token has a probability below 1/{GRID}; choose distributions without such")
+            raise ValueError(f"a draft token has a probability below 1/{GRID}: take a small vocabulary and flat tables")
         low, high = middle.where(there == before, low), middle.where(there == after, high)
     edges = torch.cat([torch.zeros(1).double(), high, torch.ones(1).double()])
     cells = cell.repeat(len(edges) - 1, 1)

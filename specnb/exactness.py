@@ -141,7 +141,8 @@ def judge_drafter(drafter: Drafter, gamma: int = 2, prefixes: Sequence[Sequence[
 
     After each of `prefixes`, by default 24 random ones, with another target each time, the joint
     distribution of a step and what follows is compared with the target's. Raises `TypeError` for a
-    drafter that reads hidden states, `ValueError` if nothing is proposed, and as `drafts_of`.
+    drafter that reads hidden states, `ValueError` if nothing is proposed, and as `drafts_of`: a draft
+    token that is possible needs a probability of 1/128 at least, as in a small vocabulary.
 
     Examples
     --------

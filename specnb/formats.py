@@ -71,8 +71,7 @@ def advice(found: str) -> str:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    file = folder / CONFIG
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    return dict(json.loads((folder / CONFIG).read_text(encoding="utf-8")))
 
 
 def _names(folder: Path) -> set[str]:

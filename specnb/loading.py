@@ -191,7 +191,7 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
                 f"the weights in {str(name)!r} are not those of the model that its configuration describes: "
                 f"{len(info[key])} {what}: {', '.join(sorted(info[key])[:5])}"
             )
-    _require_finite(name, model)
+    require_finite(name, model)
     if model.dtype == torch.float64:
         in_double(model)
     return model.to(torch.device(device))  # type: ignore[no-any-return]
@@ -206,12 +206,12 @@ def _implementations(entries: dict[str, Any], named: bool = False) -> Iterator[s
             yield str(value)
 
 
-def _require_finite(name: str | Path, model: PreTrainedModel) -> None:
+def require_finite(name: str | Path, model: nn.Module) -> None:
     """Raise `ValueError` for weights or rotary frequencies that are not finite; the logits may hide them."""
     frequencies = [(key, values) for key, values in model.named_buffers() if key.endswith("inv_freq")]
     for key, values in [*model.named_parameters(), *frequencies]:
         if values.dtype in DTYPES and values.numel() and not bool(torch.stack(values.aminmax()).isfinite().all()):
-            raise ValueError(f"the model in {str(name)!r} has a number in {key} that is NaN or infinite")
+            raise ValueError(f"{str(name)!r} has a number in {key} that is NaN or infinite")
 
 
 STATIC = ("default", "linear", "llama3", "yarn")  # rotary embeddings whose frequencies do not depend on the lengths

@@ -137,10 +137,11 @@ class StepRecord:
         return "\n".join(lines + [f"  the sequence ended: {cut} of these not emitted"] * (cut > 0))
 
     def __str__(self) -> str:
-        steps = f"{self.tokens_per_step:.2f} tokens per step in {self.active.sum()} steps of {len(self.emitted)} rows"
-        if not self.drafted:
-            return f"{steps}; nothing drafted"
-        return f"{steps}; {self.acceptance_rate:.2f} of {self.drafted} draft tokens accepted"
+        accepted = f"{self.acceptance_rate:.2f} of {self.drafted} draft tokens accepted"
+        return (
+            f"{self.tokens_per_step:.2f} tokens per step in {self.active.sum()} steps, summed over {len(self.emitted)} "
+            f"rows; {accepted if self.drafted else 'nothing drafted'}"
+        )
 
 
 @dataclass(frozen=True, repr=False)
@@ -159,7 +160,7 @@ class Generation:
     >>> from specnb import generate, load_pair
     >>> generate(load_pair().target, [[0], [1, 2]], draft=None, max_new_tokens=3)
     2 completions, 6 tokens
-    1.00 tokens per step in 6 steps of 2 rows; nothing drafted
+    1.00 tokens per step in 6 steps, summed over 2 rows; nothing drafted
     """
 
     tokens: list[list[int]]

@@ -19,7 +19,7 @@ from specnb.distributions import Sampling
 from specnb.fast import Compile
 from specnb.formats import CONFIG, MTP, PICKLES, READ, advice, format_of, read_config, read_tensors
 from specnb.heads import PARTS, AttentionDrafter, Eagle3Head, NextTokenHead, NextTokenLayers
-from specnb.loading import HUB_FILES, Pair, folder_of, in_double
+from specnb.loading import HUB_FILES, Pair, folder_of, in_double, require_finite
 from specnb.support import require_supported, vocabulary
 
 
@@ -49,8 +49,9 @@ def load_drafter(
 
     Raises
     ------
-    ValueError
-        For another format, a head of another target, and tensors that are not those of the format.
+    OSError, ValueError
+        For a folder without config.json, another format, a head of another target, and tensors that are not
+        those of the format, or not finite.
 
     Examples
     --------
@@ -66,6 +67,7 @@ def load_drafter(
         if not any(folder.glob("*.safetensors")):
             folder = folder_of(source, [*HUB_FILES, PICKLES])
         head = read_head(source, folder, target)
+    require_finite(str(source or target.config.name_or_path), head)
     if target.dtype == torch.float64:
         in_double(head)
     return AttentionDrafter(target, head, sampling, compile=compile, capturable=capturable, most=most)
@@ -91,7 +93,7 @@ def read_head(source: str | Path, folder: Path, target: PreTrainedModel) -> Any:
         head: Any = NextTokenHead(layer_config(config)) if found == MTP else eagle3_head(config, weights, target, file)
     wanted = {name: tuple(one.shape) for name, one in head.state_dict().items()}
     if "d2t" in wanted:
-        weights["t2d"] = require_map(weights["d2t"].long(), weights.get("t2d"), vocabulary(target), file)
+        weights["t2d"] = require_map(weights["d2t"], weights.get("t2d"), vocabulary(target), file)
     wrong = [f"{name} is missing" for name in sorted(wanted.keys() - weights.keys())]
     for name, one in sorted(weights.items()):
         if tuple(one.shape) != wanted.get(name):
@@ -134,6 +136,8 @@ def require_verifier(source: str | Path, config: Mapping[str, Any], target: PreT
 
 def require_map(d2t: Tensor, t2d: Tensor | None, vocab: int, file: Path) -> Tensor:
     """The `t2d` of the offsets `d2t`; `ValueError` for a map that is none."""
+    if d2t.is_floating_point():
+        raise ValueError(f"d2t in {file} has {d2t.dtype} numbers; they must be whole")
     tokens = d2t + torch.arange(len(d2t))
     inside = bool(((tokens >= 0) & (tokens < vocab)).all())
     made = torch.zeros(vocab, dtype=torch.bool)

@@ -6,6 +6,7 @@ A rule is a plan over a tree of draft tokens, which `PlannedRule` carries out an
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -144,6 +145,18 @@ class PlannedRule:
         return plan._replace(accept=plan.accept.where(draft_tokens >= 0, 0.0))
 
 
+def require_rule(rule: Any) -> None:
+    """Raise `TypeError` unless `rule` is a `PlannedRule`, or a function of p, q, draft_tokens, accept_uniforms,
+    final_uniform and perhaps a tree."""
+    try:
+        if not isinstance(rule, PlannedRule):
+            inspect.signature(rule).bind_partial(*range(5))
+    except TypeError as error:
+        raise TypeError(
+            f"rule is {shown(rule)}; it must be a rule, such as block_verification or lenient_verification(0.5)"
+        ) from error
+
+
 def require_outcome(outcome: Any, rows: int, tree: TokenTree | None = None) -> None:
     """Raise `TypeError` unless a rule returned int64 tensors `(rows,)`, and a path if it verifies a tree."""
     wanted = {"accepted": (rows,), "token": (rows,)} | ({} if tree is None else {"path": (rows, tree.depth)})
@@ -225,8 +238,8 @@ class _WithLenience:
     lenience: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.lenience <= 1:
-            raise ValueError(f"lenience is {self.lenience}; it must lie in (0, 1], where 1 is exact")
+        if not (hasattr(self.lenience, "__float__") and 0 < self.lenience <= 1):
+            raise ValueError(f"lenience is {self.lenience!r}; it must lie in (0, 1], where 1 is exact")
 
 
 class _Lenient(_WithLenience):

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_whole, shown, whole_numbers
+from specnb.arguments import require_whole, shown, whole, whole_numbers
 from specnb.cache import LEAST_SLOTS, slots_for
 from specnb.check import Check, Comparison
 from specnb.copies import PromptLookupDrafter
@@ -25,7 +25,7 @@ from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, texts_of, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
-from specnb.rules import Rule, token_verification
+from specnb.rules import Rule, require_rule, token_verification
 from specnb.step import IDLE, IMPROPER, NAN_IN_P, NAN_IN_Q, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
 from specnb.trees import node_depths
@@ -143,6 +143,7 @@ class Sampler:
         self.drafter = drafter if self.gamma else None
         self.made_drafter = drafter is not draft  # then no other batch uses its cache
         self.rule = token_verification if rule is None else rule
+        require_rule(self.rule)
         if self.drafter is not None and self.drafter.parents is not None and self.drafter.scheme is not None:
             require_exact(self.rule, self.drafter.scheme, self.drafter.parents)
         require_whole(rows=(1 if rows is None else rows, 1), slots=(1 if slots is None else slots, 1))
@@ -421,12 +422,14 @@ def require_models(target: PreTrainedModel, drafter: Drafter | None) -> None:
     if not isinstance(drafter, Drafter):
         raise TypeError(f'draft is {shown(drafter)}; it must be a model of transformers, a Drafter, "auto" or None')
     node_depths(drafter.parents or ())  # raises for parents that are no tree
-    require_same_vocabulary(target, type(drafter).__name__, drafter.vocab)
+    require_same_vocabulary(target, type(drafter).__name__, getattr(drafter, "vocab", None))
 
 
 def _gamma_of(gamma: Any, drafter: Drafter | None) -> int:
     nodes = None if drafter is None or drafter.parents is None else len(drafter.parents)
     if isinstance(gamma, str) and gamma == "auto":
         return 0 if drafter is None else drafter.gamma if nodes is None else nodes
-    require_whole(gamma=(gamma, 0))
-    return 0 if drafter is None else int(gamma)
+    number = whole(gamma)
+    if number is None or number < 0:
+        raise ValueError(f'gamma is {shown(gamma)}; it must be a whole number from 0, or "auto"')
+    return 0 if drafter is None else number

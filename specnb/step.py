@@ -425,13 +425,17 @@ def require_memory(setup: Setup) -> None:
     row += 8 * (setup.max_steps + 1) * 3 * setup.gamma * setup.trace
     if setup.keep_probs:
         row += (setup.max_steps + setup.gamma + 1) * vocabulary(target) * setup.probs_dtype.itemsize
-    needed, free = setup.max_rows * row, free_memory(target.device)
+    fitting = free_memory(target.device) // row
+    advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for fewer tokens"
+    require_free(target.device, setup.max_rows * row, f"{setup.max_rows} rows", advice)
+
+
+def require_free(device: torch.device, needed: int, what: str, advice: str) -> None:
+    """Raise `MemoryError`, with `advice`, if `what` needs more bytes than are free."""
+    free = free_memory(device)
     if needed > free:
-        fitting = free // row
-        advice = f"batch_size={fitting} would fit" if fitting else "not even one row fits; ask for fewer tokens"
         raise MemoryError(
-            f"{setup.max_rows} rows need {needed / GB:.3g} GB for caches and state, and {target.device} has "
-            f"{free / GB:.3g} GB left: {advice}"
+            f"{what} need {needed / GB:.3g} GB for caches and state, and {device} has {free / GB:.3g} GB left: {advice}"
         )
 
 

@@ -29,10 +29,10 @@ def require_whole_head(model: PreTrainedModel) -> None:
         raise ValueError(f"{type(model).__name__} gives {logits} logits for a vocabulary of {vocabulary(model)} tokens")
 
 
-def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: int) -> None:
+def require_same_vocabulary(target: PreTrainedModel, drafter: str, draft_vocab: int | None) -> None:
     vocab = vocabulary(target)
     if vocab != draft_vocab:
-        raise ValueError(f"the target has {vocab} tokens and the {drafter} {draft_vocab}; make it with vocab={vocab}")
+        raise ValueError(f"the target has {vocab} tokens and the {drafter} {draft_vocab}: its vocab must be {vocab}")
 
 
 def require_supported(model: PreTrainedModel) -> None:

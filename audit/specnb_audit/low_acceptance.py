@@ -122,7 +122,10 @@ class AcceptanceCauses:
                 f"the draft is that good on this text: {self.expected.tokens_per_step.value:.2f} tokens per step",
             ]
         if not self.named:
-            return ["none of the known mistakes fits the log, and the draft as it is given does not either"]
+            return [
+                "none of the known mistakes fits the log, and the draft as it is given does not either",
+                "give another template, checkpoint or quantisation as `others` in Python: audit/docs/low-acceptance.md",
+            ]
         if len(self.named) == 1:
             return [f"the log fits one known mistake: {self.named[0]}", f"look at: {by_name[self.named[0]].mend}"]
         return [f"the log fits {len(self.named)} known mistakes, and cannot tell them apart:"] + [

@@ -149,3 +149,8 @@ def test_bad_arguments_are_refused(wrong: dict[str, Any]) -> None:
     numbers = {"width": 3, "draft_width": 4, "gamma": 2, "max_new_tokens": 4}
     with pytest.raises((ValueError, TypeError)):
         beam_search(**(good | numbers | wrong))
+
+
+def test_beams_that_do_not_fit_are_refused_before_any_model_runs() -> None:
+    with pytest.raises(MemoryError, match=r"^1000000 beams need .* GB left: ask for fewer beams or tokens$"):
+        beam_search(tiny(), PROMPT, tiny(), width=10**6, max_new_tokens=6)

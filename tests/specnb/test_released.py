@@ -268,6 +268,8 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     r"model.safetensors .*: more has shape \(1,\) for none: it is unknown": with_weights(more=torch.ones(1)),
     r"model.safetensors .*: fc.weight has shape \(8, 16\) for \(8, 24\)": with_weights(fc__weight=torch.ones(8, 16)),
     r"lm_head.weight has shape \(7, 8\) for \(6, 8\)": with_config(draft_vocab_size=6),
+    "d2t in .*model.safetensors has torch.float32 numbers": with_weights(d2t=OFFSETS.float()),
+    "has a number in fc.weight that is NaN or infinite": with_weights(fc__weight=torch.full((8, 24), torch.nan)),
     "d2t in .*model.safetensors points outside": with_weights(d2t=OFFSETS + 1),
     "d2t in .*model.safetensors does not give each token once": with_weights(d2t=OFFSETS.sub(1).clamp(0)),
     "d2t .*, or not those of t2d": with_weights(t2d=maps()["t2d"].flip(0)),
@@ -312,6 +314,13 @@ def test_a_head_of_another_target_is_refused_in_the_first_call(
     other = type(target)(LlamaConfig(**(target.config.to_dict() | sizes))).double().eval()
     with pytest.raises(ValueError, match=r"give .*its own target"):
         generate(other, PROMPTS, load_drafter(target, tmp_path), max_new_tokens=4, progress=False)
+
+
+def test_a_folder_without_its_configuration_is_named(target: PreTrainedModel, tmp_path: Path) -> None:
+    (authors(tmp_path) / "config.json").unlink()
+    for load in (load_model, lambda folder: load_drafter(target, folder)):
+        with pytest.raises(OSError, match=r"No such file .*config.json"):
+            load(tmp_path)
 
 
 def released(config: dict[str, Any], *names: str) -> Callable[[Path], object]:

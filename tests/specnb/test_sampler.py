@@ -41,9 +41,9 @@ from transformers import BatchEncoding, PreTrainedModel
 from specnb.cache import slots_for
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
-from specnb.drafters import ModelDrafter, TreeDrafter
+from specnb.drafters import Drafter, ModelDrafter, TreeDrafter
 from specnb.record import PARTS
-from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
+from specnb.rules import PlannedRule, exact_match, lenient_verification, recursive_rejection, token_verification
 from specnb.sampler import Instruments, Sampler, generate
 from specnb.step import Batch, Setup, require_memory
 from specnb.trees import distinct_children, independent_children, top_children
@@ -522,6 +522,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sampling": RUNNING.generation_config}, "GenerationConfig"),
     ({"eos": VOCAB}, "eos"),
     ({"gamma": -1}, "gamma"),
+    ({"gamma": "x"}, 'gamma is .x.; it must be a whole number from 0, or "auto"'),
+    ({"rule": "lenient"}, "rule is 'lenient'; it must be a rule"),
+    ({"rule": lenient_verification}, "rule is <function lenient_verification.*; it must be a rule"),
+    ({"sampling": {"temperature": 0}}, "sampling is {'temperature': 0}: give a Sampling"),
     ({"max_new_tokens": 0}, "max_new_tokens"),
     ({"seed": -1}, "seed"),
     ({"seed": 2**64}, "seed and numbers have 18446744073709551616"),
@@ -539,6 +543,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": refusing(tiny_model("bloom"))}, "position_ids"),
     ({"draft": "gpt2"}, "draft"),
     ({"draft": Bare()}, "draft"),
+    ({"draft": Drafter()}, "the Drafter None: its vocab must be 4"),
     ({"draft": TableDrafter}, "draft"),
     ({"draft": Restarting(DRAFTING), "batch_size": 2}, "restart"),
     ({"draft": TableTreeDrafter((1, -1))}, "parent"),

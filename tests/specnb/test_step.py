@@ -141,6 +141,11 @@ def test_a_proposal_that_is_no_distribution_is_reported(
             generate(TARGET, [[1, 2], [0]], Proposing(change, parents), **asked)
 
 
+def test_log_probabilities_of_a_chain_are_no_distribution() -> None:
+    with pytest.raises(ValueError, match="a drafter proposed"):
+        generate(TARGET, [[1, 2]], TableDrafter(table().log()), gamma=4, max_new_tokens=4, progress=False)
+
+
 def test_a_proposal_of_a_row_that_has_ended_is_not_checked() -> None:
     class Careless(Proposing):
         """Twice a distribution where a sequence has ended."""
