@@ -153,7 +153,7 @@ def require_rule(rule: Any) -> None:
             inspect.signature(rule).bind_partial(*range(5))
     except TypeError as error:
         raise TypeError(
-            f"rule is {shown(rule)}; it must be a rule, such as block_verification or lenient_verification(0.5)"
+            f"rule is {shown(rule)}; it must be a rule, such as token_verification or lenient_verification(0.5)"
         ) from error
 
 
