@@ -125,7 +125,7 @@ def test_bad_input_is_refused(
         *(({"max_new_tokens": most}, "max_new_tokens is") for most in (2.5, float("inf"), True)),
         ({"stop": "no"}, "stop is"),
         ({"sampling": Richer()}, "Richer"),
-        ({"sampling": {"temperature": 0.5}}, "dict"),
+        ({"sampling": {"temperature": 0.5}}, "give a Sampling"),
     ],
 )
 def test_what_is_no_token_and_no_number_is_refused(wrong: dict[str, Any], words: str) -> None:
