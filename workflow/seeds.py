@@ -83,6 +83,7 @@ def main() -> None:
             known = pd.read_csv(TABLE) if TABLE.exists() else pd.DataFrame(columns=["notebook", "size"])
             others = known[(known.notebook != name) | (known["size"] != size)]
             table = pd.concat([others, counted(name, path, size)]).sort_values(["notebook", "size"], kind="stable")
+            table = table.astype(dict.fromkeys([*VERDICTS, "failed"], int))
             write(TABLE, table.to_csv(index=False, lineterminator="\n"))
 
 
