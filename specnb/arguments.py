@@ -13,12 +13,12 @@ from torch import Tensor
 SHOWN = 200  # characters of a value in a message
 
 
-def require_whole(**numbers: tuple[Any, int]) -> None:
-    """Raise `ValueError` unless each number, given with the least one allowed, is whole."""
+def require_whole(more: str = "", /, **numbers: tuple[Any, int]) -> None:
+    """Raise `ValueError`, which says `more`, unless each number, given with the least one allowed, is whole."""
     for name, (value, least) in numbers.items():
         number = whole(value)
         if number is None or number < least:
-            raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {least}")
+            raise ValueError(f"{name} is {shown(value)}; it must be a whole number from {least}{more}")
 
 
 def whole(value: Any) -> int | None:

@@ -15,7 +15,7 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specnb.arguments import require_whole, shown, whole, whole_numbers
+from specnb.arguments import require_whole, shown, whole_numbers
 from specnb.cache import LEAST_SLOTS, slots_for
 from specnb.check import Check, Comparison
 from specnb.copies import PromptLookupDrafter
@@ -429,7 +429,5 @@ def _gamma_of(gamma: Any, drafter: Drafter | None) -> int:
     nodes = None if drafter is None or drafter.parents is None else len(drafter.parents)
     if isinstance(gamma, str) and gamma == "auto":
         return 0 if drafter is None else drafter.gamma if nodes is None else nodes
-    number = whole(gamma)
-    if number is None or number < 0:
-        raise ValueError(f'gamma is {shown(gamma)}; it must be a whole number from 0, or "auto"')
-    return 0 if drafter is None else number
+    require_whole(', or "auto"', gamma=(gamma, 0))
+    return 0 if drafter is None else int(gamma)
