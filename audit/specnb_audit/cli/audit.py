@@ -157,12 +157,13 @@ def _loaded(name: str, options: argparse.Namespace) -> PreTrainedModel:
     verbosity = logging.get_verbosity()
     logging.set_verbosity(CRITICAL)  # a failure is reported below, in one line
     try:
-        if (found := draft_in(folder_of(name))) is not None:
+        folder = folder_of(name)
+        if (found := draft_in(folder)) is not None:
             raise ValueError(
                 f"it is {found}, and the audit reads only models: leave --draft out, and no bets on mistakes with the "
                 "draft are made; specnb-audit explain-acceptance reads such a draft"
             )
-        return load_model(name, options.device, getattr(torch, options.dtype))
+        return load_model(folder, options.device, getattr(torch, options.dtype))
     except Exception as error:
         raise ValueError(f"cannot load the model {name}: {one_line(error)}") from error
     finally:
