@@ -260,10 +260,8 @@ def explain_acceptance(
             "per_position, conditional, over and logged_steps"
         )
     drafter = draft if isinstance(draft, Drafter) else ModelDrafter(draft, sampling, vocab=vocabulary(target))
-    tried = [
-        Served(RIGHT, "", drafter), *known_mistakes(target, drafter, sampling), *_begun_otherwise(target, drafter, log),
-        *(_other(name, drafter, sampling, vocabulary(target), **given) for name, given in (others or {}).items()),
-    ]  # fmt: skip
+    tried = hypotheses(target, drafter, log, sampling)
+    tried += [_other(name, drafter, sampling, vocabulary(target), **given) for name, given in (others or {}).items()]
     if rates is None:
         return _by_token(target, log, tried, sampling, kinds, level, tolerance, batch, progress)
     return _by_average(target, log.every_place(), tried, sampling, rates, level, batch, progress)
@@ -326,6 +324,12 @@ def _rates(
         before = np.concatenate([[1.0], rates[:-1]])
         rates = np.divide(rates, before, out=np.zeros(gamma), where=before > 0)
     return _Rates(rates, over, steps)
+
+
+def hypotheses(target: PreTrainedModel, drafter: Drafter, log: Log, sampling: Sampling) -> list[Served]:
+    """The draft as it is given, and every known mistake in serving it."""
+    right = Served(RIGHT, "", drafter)
+    return [right, *known_mistakes(target, drafter, sampling), *_begun_otherwise(target, drafter, log)]
 
 
 def _begun_otherwise(target: PreTrainedModel, drafter: Drafter, log: Log) -> list[Served]:

@@ -14,24 +14,31 @@ One line of the table for each log:
 - `against_none`: decimal logarithm of the e-value against no mistake; `named`, the mistakes that are
   named, in order; `right`, whether the planted one is among them, for no mistake whether none is
 - `same`: whether the log is also explained by no mistake, which is then the answer
+- `unknown`: the answer if the planted mistake were not among those that are tried: "none fits", "no mistake", or the
+  names of others
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from audit_studies.acceptance.planted import COOLER, GAMMA, Planted, of_draft
 from specnb.distributions import Sampling
+from specnb.drafters import Drafter
 from specnb.loading import Pair, load_pair
 from specnb.sampler import Instruments, generate
-from specnb_audit.low_acceptance import RIGHT, explain_acceptance
+from specnb_audit import low_acceptance
+from specnb_audit.draft_replay import Log, Served, Text, replay
+from specnb_audit.low_acceptance import RIGHT, AcceptanceCauses, explain_acceptance, hypotheses
 from studies import corpus
 from studies.study import Study
 
@@ -71,6 +78,36 @@ def logged(pair: Pair, planted: Planted, sampling: Sampling, number: int, rows: 
     return {"prompts": prompts, "completions": tokens, "steps": sizes}
 
 
+def explained(
+    pair: Pair, given: Drafter, planted: Planted, sampling: Sampling, log: dict[str, Any]
+) -> tuple[AcceptanceCauses, AcceptanceCauses]:
+    """What `explain_acceptance` says, and what it would say if it did not know the planted mistake."""
+    asked = partial(explain_acceptance, pair.target, given, gamma=GAMMA, sampling=sampling, progress=False, **log)
+    replayed: dict[str, Tensor] = {}
+
+    def once(served: Served, text: Text, log: Log) -> Tensor:
+        if served.name not in replayed:
+            replayed[served.name] = replay(served, text, log)
+        return replayed[served.name]
+
+    def others(*arguments: Any) -> list[Served]:
+        return [one for one in hypotheses(*arguments) if one.name != planted.name]
+
+    with patch.object(low_acceptance, "replay", once):
+        found = asked(others=planted.others)
+        if planted.name == RIGHT:
+            return found, found
+        with patch.object(low_acceptance, "hypotheses", others):
+            return found, asked()
+
+
+def answer(found: AcceptanceCauses) -> str:
+    """In a word or by names."""
+    if found.settings:
+        return "other settings"
+    return "no mistake" if found.fits else "; ".join(found.named) or "none fits"
+
+
 def measure(item: str, steps: int, rows: int, without: int, most: int | None = None) -> Iterator[dict[str, Any]]:
     """The lines of a part of the logs of a draft at a temperature."""
     torch.set_num_threads(1)
@@ -88,9 +125,7 @@ def measure(item: str, steps: int, rows: int, without: int, most: int | None = N
             if number % PARTS[setting] != int(part):
                 continue
             log = logged(pair, planted, sampling, 1000 * list(PARTS).index(setting) + number, rows, steps)
-            found = explain_acceptance(
-                pair.target, given, gamma=GAMMA, sampling=sampling, others=planted.others, progress=False, **log
-            )
+            found, unknown = explained(pair, given, planted, sampling, log)
             none = planted.name == RIGHT
             yield {
                 "draft": draft, "temperature": sampling.temperature, "planted": planted.name,
@@ -101,7 +136,7 @@ def measure(item: str, steps: int, rows: int, without: int, most: int | None = N
                 "tested": found.tests, "tried": len(found.tried) - 1, "against_none": found.tried[0].against,
                 "size": len(found.named), "right": not found.named if none else planted.name in found.named,
                 "same": not none and found.fits and planted.name in found.inseparable,
-                "named": "; ".join(found.named),
+                "named": "; ".join(found.named), "unknown": answer(unknown),
             }  # fmt: skip
 
 
