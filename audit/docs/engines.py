@@ -39,7 +39,8 @@ bugs each found the error, in every run and in some runs. *Exact*: how many runs
 KERNELS = """
 ## Acceptance functions
 
-Enumerated without a GPU; [what this shows](kernels.md). *Planted errors*: how many of those tried were seen.
+Enumerated without a GPU; [what this shows](kernels.md). *Planted errors*: how many of those tried, all with 3 tokens, were
+seen.
 
 """
 
@@ -91,7 +92,8 @@ def kernels() -> str:
 def checks() -> str:
     rows = []
     for check, lines in pd.read_csv(ROOT / "audit/data/results/engine_checks.csv").groupby("check", sort=False):
-        exact, bugs = lines[lines.bug == "exact"].iloc[0], lines[lines.bug != "exact"]
+        exact = lines[lines.bug == "exact"].iloc[0]
+        bugs = lines[~lines.bug.isin(["exact", "bonus-missing-in-draft"])]  # lossless ones left out
         always, some = (bugs.passed == 0).sum(), ((bugs.passed > 0) & (bugs.passed < bugs.runs)).sum()
         rows.append([check, len(bugs), always, some, f"{exact.passed} of {exact.runs}"])
     return markdown(["test", "known bugs", "found in every run", "in some", "exact"], rows)

@@ -36,7 +36,7 @@ PROMPTS = 10
 BATCH = 200  # completions that are generated together
 ENDS = range(8)  # the end tokens of bugs that need some
 ENDING = ("eos-inside", "after-the-end")
-FIRST_IS_ARGMAX = Bug("first-token-argmax", "the first new token is the most probable one", "-", held_out=True)
+FIRST_IS_ARGMAX = Bug("first-token-argmax", "the first new token is the most probable one", "-")
 """A bug before the loop: `sampled` chooses the token and gives it to the loop as a part of the
 prompt."""
 
