@@ -120,10 +120,10 @@ BORROWED = {"pair_speeds": _of_pair_speeds, "gpu": _of_gpu}
 def within(ratio: ArrayLike, tolerance: float = 0.10) -> NDArray[np.bool_]:
     """Whether measured over predicted differs from 1 by at most `tolerance`.
 
-    >>> within([0.89, 0.95, 1.11]).tolist()
-    [False, True, False]
+    >>> within([0.89, 0.95, 2.2 / 2.0, 1.11]).tolist()
+    [False, True, True, False]
     """
-    return np.asarray(np.abs(np.asarray(ratio, dtype=np.float64) - 1) <= tolerance)
+    return np.asarray(np.abs(np.asarray(ratio, dtype=np.float64) - 1) <= tolerance + 1e-9)
 
 
 def rivals(rows: pd.DataFrame) -> pd.DataFrame:
