@@ -39,8 +39,8 @@ bugs each found the error, in every run and in some runs. *Exact*: how many runs
 KERNELS = """
 ## Acceptance functions
 
-Enumerated without a GPU; [what this shows](kernels.md). *Planted errors*: how many of those tried, all with 3 tokens, were
-seen.
+Enumerated without a GPU; [what this shows](kernels.md). *Planted errors*: how many of those tried, all with 3 tokens,
+were seen.
 
 """
 
