@@ -45,7 +45,7 @@ def plot_costs(table: pd.DataFrame) -> Figure:
         axis.set_title(f"temperature {temperature:g}")
     handles = [Line2D([], [], color=colour, marker="o", markersize=4, label=kind) for kind, colour in KINDS.items()]
     figure.legend(handles=handles, ncols=4, loc="outside lower center")
-    figure.suptitle("Extra tokens in the target's pass are not free; copies cost nothing", fontsize=8)
+    figure.suptitle("Extra tokens in the target's pass are not free; copies cost almost nothing", fontsize=8)
     return figure
 
 
@@ -67,7 +67,7 @@ def plot_lengths(lengths: pd.DataFrame) -> Figure:
     axis.axvline(1, color=COLOURS["muted"], linewidth=0.8)
     sns.pointplot(drawn, x="over_best", y="rule", color=COLOURS["measured"], ax=axis, **POINTS, **AS_GIVEN)
     axis.set(xlabel="speed over the best fixed length", ylabel="")
-    figure.suptitle("If all passes cost the same: of the usable rules, only stopping at cλ gains", fontsize=8)
+    figure.suptitle("If all passes with drafts cost the same: of the usable rules, only stopping at cλ gains", fontsize=8)
     return figure
 
 

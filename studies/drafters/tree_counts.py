@@ -115,7 +115,7 @@ def costs_of(model: str) -> dict[str, Costs]:
     free = {"free": Costs(0.0, lambda n: 1.0)}
     if model == "pair":
         timed = read_table("results/drafters").query("gamma == 4")
-        head = timed[timed.drafter.isin(("EAGLE-3 head", "attention head"))]  # the latter in older tables
+        head = timed[timed.drafter == "EAGLE-3 head"]
         return free | {"CPU": Costs(head.draft_cost.median() / 4, line(5, timed.v.median()))}
     head = read_table("results/workloads").query(f"way == 'head {OF_HEAD}'")
     v = (head.tokens_per_step / head.predicted - OF_HEAD * head.c).median()
