@@ -12,9 +12,6 @@ temperature 1:
   decoding; `predicted` is tokens_per_step / (draft_cost + v), and `measured` the ratio of the
   seconds per token of whole calls, plain decoding over this drafter, which took turns in one run
 
-Rows of drafters that are gone were dropped on 2026-11-28 (a skip-gram, a suffix automaton, two rules
-that stop by q, a bandit, copies before a model); what is left was not measured again.
-
 Texts: `new` is the beginning of held-out files; `edited` a passage of a held-out file, followed by
 the beginning of the same passage with a name changed; `repetitive` a table of numbered entries.
 """

@@ -71,8 +71,8 @@ def test_rules_in_the_loop(pair: Pair) -> None:
 
 
 def test_pair_speeds(pair: Pair) -> None:
-    """Tokens per step of the distilled draft model at temperature 0."""
-    name, size, greedy = "distilled draft model", find("pair_speeds").settings, Sampling(0.0)
+    """Tokens per step of the EAGLE-3 head at temperature 0."""
+    name, size, greedy = "EAGLE-3 head", find("pair_speeds").settings, Sampling(0.0)
     (row,) = committed("pair_speeds", drafter=name, temperature=0, prompts="held-out").to_dict("records")
     drafter = pair_speeds.drafters_of(pair, greedy, False)[name]
     sampler = Sampler(pair.target, drafter, gamma=int(row["gamma"]), sampling=greedy, compile=False, check=False)
