@@ -106,22 +106,19 @@ class Costs(NamedTuple):
 
 def costs_of(model: str) -> dict[str, Costs]:
     """By machine, from the tables of what was timed. `free`: steps cost what plain ones do, so speed is
-    tokens per step. On the CPU v is a line through the one v that was timed with a head's drafts, and
-    on the H200, where no pass of a head was timed by itself, c is that on the CPU."""
-
-    def line(n: int, at_n: float) -> Callable[[int], float]:
-        return lambda nodes: 1 + (at_n - 1) * (nodes - 1) / (n - 1)
-
+    tokens per step. The pair's v is a line through the one that was timed with drafts; on the H200, where
+    no pass of a head was timed by itself, c is that on the CPU."""
     free = {"free": Costs(0.0, lambda n: 1.0)}
     if model == "pair":
         timed = read_table("results/drafters").query("gamma == 4")
         head = timed[timed.drafter == "EAGLE-3 head"]
-        return free | {"CPU": Costs(head.draft_cost.median() / 4, line(5, timed.v.median()))}
-    head = read_table("results/workloads").query(f"way == 'head {OF_HEAD}'")
-    v = (head.tokens_per_step / head.predicted - OF_HEAD * head.c).median()
+        rise = (timed.v.median() - 1) / 4
+        return free | {"CPU": Costs(head.draft_cost.median() / 4, lambda n: 1 + rise * (n - 1))}
+    c = read_table("results/workloads").query(f"way == 'head {OF_HEAD}'").c.median()
+    on_cpu = read_table("results/real_passes")
     passes = read_table("results/gpu").query("models == 'smollm2' and kind == 'pass' and way == 'graph' and rows == 1")
-    on_gpu = partial(np.interp, xp=passes.n, fp=passes.cost)
-    return free | {"CPU": Costs(head.c.median(), line(OF_HEAD + 1, v)), "H200": Costs(head.c.median(), on_gpu)}
+    timed_passes = {"CPU": (on_cpu.n, on_cpu.v), "H200": (passes.n, passes.cost)}
+    return free | {name: Costs(c, partial(np.interp, xp=n, fp=v)) for name, (n, v) in timed_passes.items()}
 
 
 class Along(NamedTuple):

@@ -96,7 +96,7 @@ def test_every_study_has_a_table_with_a_record_of_its_settings(name: str) -> Non
 
 QUICK = ("adaptive_lengths", "block_against_token", "recommendation", "t5_passes")
 ELSEWHERE = ("gpu", "encoder_decoder_speeds")  # on a simulated device, and with tiny models
-OF_THE_REAL_MODEL = ("early_exits", "real_audit", "real_head", "real_steps", "step_profile", "workloads")
+OF_THE_REAL_MODEL = ("early_exits", "real_audit", "real_head", "real_passes", "real_steps", "step_profile", "workloads")
 
 
 @pytest.mark.parametrize(
