@@ -67,9 +67,7 @@ def plot_lengths(lengths: pd.DataFrame) -> Figure:
     axis.axvline(1, color=COLOURS["muted"], linewidth=0.8)
     sns.pointplot(drawn, x="over_best", y="rule", color=COLOURS["measured"], ax=axis, **POINTS, **AS_GIVEN)
     axis.set(xlabel="speed over the best fixed length", ylabel="")
-    figure.suptitle(
-        "If passes with drafts cost the same: of the usable rules, only stopping at cλ gains", fontsize=8
-    )
+    figure.suptitle("If passes with drafts cost the same: of the usable rules, only stopping at cλ gains", fontsize=8)
     return figure
 
 
