@@ -14,8 +14,8 @@ One line of the table for each log:
 - `against_none`: decimal logarithm of the e-value against no mistake; `named`, the mistakes that are
   named, in order; `right`, whether the planted one is among them, for no mistake whether none is
 - `same`: whether the log is also explained by no mistake, which is then the answer
-- `unknown`: the answer if the planted mistake were not among those that are tried: "none fits", "no mistake", or the
-  names of others
+- `unknown`: the answer if the planted mistake were not among those that are tried: "none fits", "no mistake",
+  "other settings" or the names of others
 """
 
 from __future__ import annotations
@@ -83,12 +83,13 @@ def explained(
 ) -> tuple[AcceptanceCauses, AcceptanceCauses]:
     """What `explain_acceptance` says, and what it would say if it did not know the planted mistake."""
     asked = partial(explain_acceptance, pair.target, given, gamma=GAMMA, sampling=sampling, progress=False, **log)
-    replayed: dict[str, Tensor] = {}
+    replayed: dict[tuple[str, str], Tensor] = {}  # by hypothesis and part of the log
 
     def once(served: Served, text: Text, log: Log) -> Tensor:
-        if served.name not in replayed:
-            replayed[served.name] = replay(served, text, log)
-        return replayed[served.name]
+        key = served.name, str(log)
+        if key not in replayed:
+            replayed[key] = replay(served, text, log)
+        return replayed[key]
 
     def others(*arguments: Any) -> list[Served]:
         return [one for one in hypotheses(*arguments) if one.name != planted.name]
