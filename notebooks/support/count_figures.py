@@ -82,7 +82,7 @@ def plot_wrong_formulas(simulated: pd.DataFrame, example: tuple[float, float]) -
     alphas = np.linspace(0, 0.995, 200)
     lesson, footnote = (1 - alphas**5) / (1 - alphas) + 1, theory.expected_tokens(alphas, 10) - 11 * alphas**11
     figure, axes = plt.subplots(1, 2, figsize=(PAGE, 2.5), layout="constrained")
-    titles = ("The lesson's formula is too large", "The footnote's formula forgets full acceptance")
+    titles = ("The lesson's formula is too large", "The footnote's formula is too small")
     where: Sequence[tuple[float, float]] = ((0.25, 3.0), (0.7, 1.2))
     for axis, gamma, wrong, title, at in zip(axes, (5, 10), (lesson, footnote), titles, where, strict=True):
         axis.plot(alphas, theory.expected_tokens(alphas, gamma), color=COLOURS["theory"])
