@@ -93,7 +93,8 @@ def measure_speedup(
 
     Notes
     -----
-    The prediction is that of Theorem 3.8; it lacks sampling, the rule, and the prompt's pass.
+    The prediction is tokens per step over the measured cost of a step, Theorem 3.8 with counted tokens and v(n);
+    it lacks sampling, the rule, and the prompt's pass.
 
     Examples
     --------

@@ -12,7 +12,7 @@ them go to the ledger, `data/results/claims.csv`. A claim is judged as its sourc
 - `conditional`: so, but true under a condition that the source does not state, and false without it
   (`only_if`);
 - `open`: the numbers do not decide (`undecided`), the check could not have failed (`control`), or
-  the claim is about accelerators or large models, and none was measured.
+  the claim is about accelerators or large models, unless the registry says what was measured.
 """
 
 from __future__ import annotations
