@@ -4,7 +4,7 @@ with the pieces, budgets and level of the audit there.
 The e-processes of `e_processes` have found a bug within a budget if their e-value reached 1/`ALPHA`
 at any token of the piece. "surprise, few looks" is the z-test that looks at each budget up to
 `tokens`, at an equal part of the level each time. A token that is impossible is a rejection, as in
-every test that reads p.
+`audit_comparison`.
 """
 
 from __future__ import annotations
