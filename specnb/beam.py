@@ -134,8 +134,8 @@ def _totals(scores: Float[Tensor, " beams"], log_p: Float[Tensor, "beams vocab"]
 
 def is_over(state: Beams, settings: BeamSettings) -> bool:
     """Whether no running beam can become one of the best finished ones."""
-    if len(state.finished) < settings.width:
-        return False
+    if not state.paths or len(state.finished) < settings.width:
+        return not state.paths
     longest_is_best = settings.early_stopping == "never" and settings.length_penalty > 0
     length = settings.max_new_tokens if longest_is_best else len(state.paths[0])
     best_possible = settings.normalised(float(state.scores[0]), length)

@@ -364,7 +364,9 @@ def crop(
         if not counts.ndim:
             return entries[..., :kept, :]
         # Row r keeps its first length - counts[r] entries, at the right end.
-        moved = (counts - counts.min()).to(entries.device).expand(len(entries))
+        moved = (counts - counts.min()).to(entries.device)
+        if len(moved) != len(entries):
+            raise ValueError(f"there are {len(moved)} numbers of tokens for {len(entries)} rows")
         at = (torch.arange(kept, device=entries.device) - moved[:, None]).clamp_min(0)
         return entries.take_along_dim(at[:, None, :, None], dim=-2)
 

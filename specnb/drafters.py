@@ -337,12 +337,13 @@ class ModelDrafter(ChainDrafter):
         return sample(probs, uniform)
 
 
-def require_exact(rule: Any, scheme: Scheme, parents: tuple[int, ...]) -> None:
+def require_exact(rule: Any, scheme: Scheme | None, parents: tuple[int, ...]) -> None:
     """Raise `ValueError` if `rule` is not exact for a tree whose siblings are sampled by `scheme`."""
     suitable: tuple[Scheme, ...] = getattr(rule, "schemes", SCHEMES)
     if suitable != SCHEMES and scheme not in suitable and len(set(parents)) < len(parents):
         known = " or ".join(each.__name__ for each in suitable) or "no scheme"
-        raise ValueError(f"this rule is not exact for children sampled by {scheme.__name__}, but for those of {known}")
+        sampled = "a way that the drafter does not name as its scheme" if scheme is None else scheme.__name__
+        raise ValueError(f"this rule is not exact for children sampled by {sampled}, but for those of {known}")
 
 
 class TreeDrafter(ModelDrafter):

@@ -69,7 +69,7 @@ class StepRecord:
 
     @property
     def tested(self) -> NDArray[np.bool_]:
-        """Which draft tokens the rule tested."""
+        """Which draft tokens the rule tested, if it goes from the root down; of another, those after accepted ones."""
         possible = self.active[..., None] & (self.draft_tokens >= 0)
         if self.parents is None:
             return possible & (np.arange(self.gamma) <= self.accepted[..., None])
@@ -104,7 +104,8 @@ class StepRecord:
     def show(self, row: int, step: int, begin: int = 0, text: Callable[[int], str] = str) -> str:
         """One step of a row in lines: each draft token with its place, p, q, r and fate, and the final token.
 
-        `begin` is the length of the row's prompt, and `text` shows a token.
+        `begin` is the length of the row's prompt, and `text` shows a token. p, q and r explain the fate by a
+        rule that goes from the root down, such as token verification.
 
         Examples
         --------

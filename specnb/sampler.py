@@ -31,7 +31,8 @@ from specnb.support import require_context, require_same_vocabulary, require_sup
 from specnb.trees import node_depths
 
 Draft = PreTrainedModel | Drafter | Literal["auto"] | None
-FIXED = ("target", "drafter", "gamma", "sampling", "rule")  # of a sampler, because its batches keep them
+# Of a sampler, because its batches keep them
+FIXED = ("target", "drafter", "gamma", "sampling", "rule", "compile", "instruments")
 
 SLOT_MULTIPLE, LEAST_EOS = 128, 4  # few sizes are compiled or captured
 
@@ -144,7 +145,7 @@ class Sampler:
         self.made_drafter = drafter is not draft  # then no other batch uses its cache
         self.rule = token_verification if rule is None else rule
         require_rule(self.rule)
-        if self.drafter is not None and self.drafter.parents is not None and self.drafter.scheme is not None:
+        if self.drafter is not None and self.drafter.parents is not None:
             require_exact(self.rule, self.drafter.scheme, self.drafter.parents)
         require_whole(rows=(1 if rows is None else rows, 1), slots=(1 if slots is None else slots, 1))
         self.rows, self.slots = rows or 0, slots or 0
@@ -430,4 +431,6 @@ def _gamma_of(gamma: Any, drafter: Drafter | None) -> int:
     if isinstance(gamma, str) and gamma == "auto":
         return 0 if drafter is None else drafter.gamma if nodes is None else nodes
     require_whole(', or "auto"', gamma=(gamma, 0))
+    if nodes and gamma not in (0, nodes):
+        raise ValueError(f"gamma is {gamma}, and the drafter's tree has {nodes} nodes; leave gamma out")
     return 0 if drafter is None else int(gamma)

@@ -112,7 +112,9 @@ def measure_speedup(
     generations: dict[tuple[int, int], Generation] = {}
 
     def call(row: int, way: int) -> None:
-        generations[row, way] = samplers[way].generate([lists[row]], max_new_tokens=max_new_tokens, eos=eos, seed=seed)
+        generations[row, way] = samplers[way].generate(
+            [lists[row]], max_new_tokens=max_new_tokens, eos=eos, seed=seed, numbers=[row]
+        )
 
     model = samplers[0].target
     order, clock, seconds = np.random.default_rng(seed), partial(now, model.device), []

@@ -182,9 +182,9 @@ def detectable_total_variation(cells: int, n: int, false_alarm: float, power: fl
 
 
 def p_of_all(deviations: ArrayLike) -> float:
-    """The p-value of several deviations in standard errors together (Bonferroni)."""
+    """The p-value of several deviations in standard errors together (Bonferroni); NaN if one is."""
     sizes = np.abs(np.atleast_1d(np.asarray(deviations, dtype=np.float64)))
-    return float(min(1, 2 * sizes.size * scipy.stats.norm.sf(sizes.max())))
+    return float(np.minimum(1, 2 * sizes.size * scipy.stats.norm.sf(sizes.max())))
 
 
 def below(error: float) -> float:

@@ -219,6 +219,7 @@ class Batch:
         # Rows without a prompt are evaluated, too, so they need a token.
         self.state.tokens.zero_()
         self.state.lengths.fill_(1)
+        self.state.starts.fill_(1)
         self.begins = True
         self.bound.begin()
         self.state.eos.copy_(torch.tensor([*eos, *[-1] * (len(self.state.eos) - len(eos))], dtype=torch.int64))

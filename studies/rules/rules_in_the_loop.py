@@ -106,7 +106,11 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     )  # fmt: skip
     samplers = [sampler_of(pair, sampling, method) for method in chosen.values()]
     times = timed_in_turn(
-        lambda sampler, prompt, _: sampler.generate([prompt], max_new_tokens=timed_tokens, seed=SEED), samplers, timing
+        lambda sampler, prompt, number: sampler.generate(
+            [prompt], max_new_tokens=timed_tokens, seed=SEED, numbers=[number]
+        ),
+        samplers,
+        timing,
     )
     seconds = dict(zip(chosen, times.T, strict=True))
     chain = step_cost(chosen["token, chain"], costs)

@@ -107,6 +107,14 @@ def test_planted_bugs_of_the_tree_change_the_beams_and_are_refused(monkeypatch: 
     assert [made(prompt) for prompt in prompts] != right
 
 
+@pytest.mark.parametrize("width", [2, VOCAB + 1])
+def test_a_search_ends_where_every_token_is_an_end(width: int) -> None:
+    found = beam_search(tiny(), PROMPT, width=width, max_new_tokens=3, eos=list(range(VOCAB)))
+    assert all(len(tokens) == 1 for tokens in found.tokens)
+    assert found.scores == sorted(found.scores, reverse=True)
+    assert len(found.tokens) == min(width, VOCAB)
+
+
 def test_the_record_counts_levels_and_forward_passes() -> None:
     model = tiny()
     alone = beam_search(model, PROMPT, width=3, max_new_tokens=NEW).record

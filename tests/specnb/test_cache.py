@@ -181,6 +181,13 @@ def test_what_is_no_number_of_tokens_is_refused(taken: Any) -> None:
         crop(((STATES, STATES),), taken)
 
 
+def test_numbers_for_other_rows_are_refused() -> None:
+    cache = filled(llama(), TOKENS)
+    for one in (cache, as_tuple(cache)):
+        with pytest.raises(ValueError, match=f"1 numbers of tokens for {len(TOKENS)} rows"):
+            crop(one, [2])
+
+
 @pytest.mark.parametrize("taken", [-1, LENGTH + 1, [0, LENGTH + 1], [-1, 2]], ids=str)
 def test_too_many_or_too_few_tokens_are_refused(taken: Any) -> None:
     cache = filled(llama(), TOKENS)

@@ -287,9 +287,24 @@ def test_earlier_calls_and_idle_rows_change_no_token(kind: str, room: dict[str, 
     assert (len(batches) == 1) == bool(room)
 
 
+def test_a_call_may_leave_rows_of_the_call_before_empty() -> None:
+    sampler = Sampler(TARGET, DRAFT, rows=2, compile=False, progress=False)
+    sampler.generate([[1] * (LIMIT - 5)] * 2, max_new_tokens=3)
+    expected = generate(TARGET, [[1]], DRAFT, max_new_tokens=3, progress=False)
+    assert sampler.generate([[1]], max_new_tokens=3).tokens == expected.tokens
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("sampling", GREEDY), ("target", DRAFT), ("gamma", 0), ("rule", exact_match), ("drafter", None)],
+    [
+        ("sampling", GREEDY),
+        ("target", DRAFT),
+        ("gamma", 0),
+        ("rule", exact_match),
+        ("drafter", None),
+        ("compile", True),
+        ("instruments", Instruments(trace=True)),
+    ],
 )
 def test_a_setting_is_not_changed_after_a_sampler_was_made(name: str, value: Any) -> None:
     """Its batch would go on with the old one."""
@@ -548,6 +563,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"draft": Restarting(DRAFTING), "batch_size": 2}, "restart"),
     ({"draft": TableTreeDrafter((1, -1))}, "parent"),
     ({"draft": DISTINCT, "rule": FOR_INDEPENDENT}, "exact"),
+    ({"draft": TableTreeDrafter(TWO_DRAFTS), "rule": FOR_INDEPENDENT}, "not exact .* does not name as its scheme"),
+    ({"draft": DISTINCT, "gamma": 3}, "gamma is 3, and the drafter's tree has 2 nodes"),
 ]
 
 

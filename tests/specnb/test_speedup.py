@@ -62,6 +62,13 @@ def test_it_is_the_time_per_token_of_plain_decoding_over_that_of_speculation(pas
     assert "drafting 1.50, verification 1.50 plain passes" in str(found)
 
 
+def test_each_prompt_has_random_numbers_of_its_own() -> None:
+    asked: dict[str, Any] = ASKED | {"eos": 1, "seed": 3}
+    found = measure_speedup(PAIR, PROMPTS[:1] * 8, gamma=3, rounds=1, compile=False, **asked)
+    made = generate(TARGET, PROMPTS[:1] * 8, PAIR.draft, gamma=3, **asked)
+    assert found.tokens[:, 1].tolist() == list(map(len, made.tokens))
+
+
 def test_of_a_pair_auto_is_its_draft_model_and_of_a_model_copies(passes: list[tuple[int, int]]) -> None:
     common: dict[str, Any] = {"rounds": 1, **ASKED}
     of_model = measure_speedup(TARGET, PROMPTS, PAIR.draft, **common)
