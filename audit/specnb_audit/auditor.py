@@ -19,6 +19,7 @@ from specnb_audit.report import VIOLATIONS, Report
 
 Ends = int | Iterable[int] | None
 POSITION_GROUPS = (0, 1, 4, 16, 64, 256, 1024)  # first position of each
+SUM_TOLERANCE = 1e-5  # of distributions given, which are not normalised again
 SHARE = 0.01
 """The part of `delta` that the number of impossible tokens has, where numerics explain the size of
 each: half of it for the bet on it, and half for the comparison with a control."""
@@ -317,8 +318,11 @@ def _require_row(row: Row) -> None:
                 f"{name} has shape {tuple(probs.shape)} for {n} tokens and p {tuple(row.p.shape)}; "
                 "each needs one distribution per token, all over the same vocabulary"
             )
-    if n and not bool((row.p.sum(dim=-1) - 1).abs().max() < 1e-3):  # NaN fails too
-        raise ValueError("a row of p does not sum to 1; give probabilities after standardisation, not logits")
+        # Each token may be bet on what is too much. NaN fails, too.
+        sums = torch.ones(1) if probs is None or not n else probs.sum(dim=-1, dtype=torch.float64)
+        nothing = (sums == 0) & (name == "q")
+        if not bool(((sums - 1).abs() < SUM_TOLERANCE).where(~nothing, True).all()):
+            raise ValueError(f"a row of {name} does not sum to 1; give probabilities after standardisation, not logits")
     if n and bool(row.p.min() < 0):
         raise ValueError("p has a negative entry; give probabilities")
     if n and not (min(row.tokens) >= 0 and max(row.tokens) < row.p.shape[1]):

@@ -55,6 +55,7 @@ one of the same."""
 RACING = 32
 """The likeliest tokens of each position that are remembered for samplers that race."""
 WHOLE = 0.02
+LARGEST = 1e100  # of a factor: that of a token of nearly no probability, or its square, would be infinite
 """The share of sequences that are taken to deviate as a whole before any is seen; it counts as much
 as 20 of them."""
 TOP_P_BETS = [number for number, edge in enumerate(EDGES) if edge >= 0.5]
@@ -206,7 +207,7 @@ class Bets:
         bets += [(name, _ratio(probs, own)) for name, faults in row.faults.items() for probs in faults]
         # Where one token alone is possible, as where an engine forces it, nothing was chosen.
         certain = ((row.p > 0).sum(dim=-1) == 1).numpy(force=True)
-        bets = [(name, np.where(certain, 1.0, ratio)) for name, ratio in bets]
+        bets = [(name, np.where(certain, 1.0, np.minimum(ratio, LARGEST))) for name, ratio in bets]
         bets += self._learnt(np.stack([ratio for name, ratio in bets if name not in DEPENDENCE], axis=1))
         never = self.absences.bets(row.p, tokens, len(self.sequence.tokens))
         bets += [("never-occurs", ratio) for ratio in never]
@@ -235,7 +236,8 @@ class Bets:
             ]
         # Dividing by the smallest float32 would overflow.
         p = condensed.at_token(condensed.p).double()
-        ratios = torch.where(p > 0, torch.cat(at_token) / p.where(p > 0, 1.0), 1.0).numpy(force=True)
+        quotients = torch.where(p > 0, torch.cat(at_token) / p.where(p > 0, 1.0), 1.0)
+        ratios = quotients.clamp_max(LARGEST).numpy(force=True)
         yield from zip(names, ratios, strict=True)
         constant = [ratio for name, ratio in zip(names, ratios, strict=True) if name == "constant-uniform"]
         if constant:

@@ -50,6 +50,9 @@ def fitted_settings(models: Models, completions: Iterable[Completion], delta: fl
     if claimed.temperature == 0:
         return None
     grid = np.unique([*TEMPERATURES, claimed.temperature])
+    completions = list(completions)
+    if not any(one.tokens for one in completions):
+        return None
     seen = _Seen(models, completions, grid)
     if not bool(seen.own.isfinite().all()):  # a token that is impossible whatever the settings
         return None

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.special import expit, logit, logsumexp
-from scipy.stats import norm
+from scipy.stats import binom, norm
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
@@ -390,14 +390,17 @@ def _by_token(
     if not len(tests.row):
         raise ValueError("the log tests no draft token before the last step of a completion; give longer completions")
     found = _replayed(target, log, tried, sampling, batch, progress)
-    values = np.stack([each[tests.row, tests.step, tests.depth] for each in found])
-    b, chance = values[..., 0], values[..., 1]
+    b = np.stack([each[tests.row, tests.step, tests.depth, 0] for each in found])
+    places = zip((tests.row, tests.step, tests.depth), log.ends, strict=True)
+    row, step, depth = (np.concatenate([known, np.array(end, dtype=np.int64)]) for known, end in places)
+    chance = np.stack([each[row, step, depth, 1] for each in found])
     possible = chance[0] > 0
     weights = np.divide(chance, chance[0], out=np.ones_like(chance), where=possible)
     weights = np.clip((1 - tolerance) * weights + tolerance, tolerance, 1 / tolerance)
     weights[:, ~possible] = np.where(chance[:, ~possible] > 0, 1 / tolerance, 1.0)
-    against = evidence(b, weights, tests.accepted, tests.depth, tolerance)
-    gains = log_likelihood(b, weights, tests.accepted, tolerance)
+    of_text = np.log(weights).sum(axis=-1)
+    against = evidence(b, of_text, tests.accepted, tests.depth, tolerance)
+    gains = log_likelihood(b, tests.accepted, tolerance) + of_text
     gains -= gains[0]
 
     def rates(values: Array) -> DepthRates:
@@ -431,10 +434,10 @@ def _by_token(
             f"{log.gamma - 1}"
         )
     # A mistake that is left and changes the text explains it, too.
-    of_text = [gain for one, gain in zip(lines, np.log(weights).sum(axis=-1), strict=True) if not one.excluded]
+    left = [gain for one, gain in zip(lines, of_text, strict=True) if not one.excluded]
     text = [Completion(*one) for one in zip(log.prompts, log.completions, strict=True)]
     other, settings = unclaimed_settings(Models(target, sampling), beginning(text), SURE), []
-    if other is not None and other.gain > 2 * max(of_text, default=0):
+    if other is not None and other.gain > 2 * max(left, default=0):
         settings = [f"{other.cause}; no mistake is named under settings that the text contradicts", other.note]
     logged = rates(tests.accepted.astype(np.float64))
     return _causes(lines, rates(b[0]), logged, of_kind, len(tests.row), level, notes, settings)
@@ -452,23 +455,25 @@ def _causes(
     )
 
 
-def log_likelihood(b: Array, weights: Array, accepted: NDArray[np.bool_], tolerance: float) -> Array:
-    """Of the log, under each hypothesis `(hypotheses,)`; b is kept away from 0 and 1 by half of `tolerance`."""
+def log_likelihood(b: Array, accepted: NDArray[np.bool_], tolerance: float) -> Array:
+    """Of the log given its text, under each hypothesis `(hypotheses,)`; b is kept away from 0 and 1 by half of
+    `tolerance`."""
     inside = b.clip(tolerance / 2, 1 - tolerance / 2)
-    total: Array = (np.log(np.where(accepted, inside, 1 - inside)) + np.log(weights)).sum(axis=-1)
+    total: Array = np.log(np.where(accepted, inside, 1 - inside)).sum(axis=-1)
     return total
 
 
 def evidence(
-    b: Array, weights: Array, accepted: NDArray[np.bool_], depth: NDArray[np.int64], tolerance: float
+    b: Array, of_text: Array, accepted: NDArray[np.bool_], depth: NDArray[np.int64], tolerance: float
 ) -> Array:
     """The logarithm of an e-value against each hypothesis `(hypotheses,)`.
 
     Parameters
     ----------
-    b, weights : (hypotheses, n)
-        The probability that each draft token is accepted given the text's token, and the
-        probability of that token relative to the target's.
+    b : (hypotheses, n)
+        The probability that each draft token is accepted given the text's token.
+    of_text : (hypotheses,)
+        The logarithm of the text's probability relative to the target's.
     accepted, depth : (n,)
         Whether it was, and its depth from 0.
 
@@ -484,7 +489,7 @@ def evidence(
     calibrated = np.array([(*moved, factor) for moved in product(MOVED, MOVED) for factor in FACTORS])
     moved = np.where(depth > 0, calibrated[:, 1, None], calibrated[:, 0, None])
     found = []
-    for own, weight in zip(b, weights, strict=True):
+    for own, weight in zip(b, of_text, strict=True):
         low, high = (own - tolerance).clip(0, 1), (own + tolerance).clip(0, 1)
 
         def factors(r: Array, low: Array = low, high: Array = high) -> Array:
@@ -493,7 +498,7 @@ def evidence(
             total: Array = np.log(ratio).sum(axis=-1)
             return total
 
-        of_others = factors(bets) + np.log(weights / weight).sum(axis=-1)
+        of_others = factors(bets) + of_text - weight
         log_odds = logit(own.clip(0.02, 0.98))
         of_self = [
             factors(expit(one[2] * log_odds + by).clip(edge, 1 - edge))
@@ -515,9 +520,10 @@ def _by_average(
     counts = np.array([len(one) for one in log.completions])
     beyond = np.add.outer(np.arange(counts.max()), np.arange(log.gamma)) >= counts[:, None, None]
     marginal = rates.conditional.cumprod()
-    tested = np.maximum(rates.steps * np.concatenate([[1.0], marginal[:-1]]), 1.0)
-    of_log = rates.conditional * (1 - rates.conditional) / tested
-    lines, expected = [], []
+    tested = np.round(rates.steps * np.concatenate([[1.0], marginal[:-1]]))
+    counted = rates.conditional * tested
+    # Half of `level` is for the means of the text, half for the counts of the log, at each depth and side.
+    part, lines, expected = level / (4 * log.gamma), [], []
     for served, values in zip(tried, _replayed(target, log, tried, sampling, batch, progress), strict=True):
         b = np.where(beyond, np.nan, values[..., 0])
         sums = depth_sums(np.stack([b, b, np.where(beyond, np.nan, 1.0)], axis=-1))
@@ -526,11 +532,13 @@ def _by_average(
         of_text = np.array([(one.high - one.low) / (2 * norm.ppf(0.975)) for one in expected[-1].conditional]) ** 2
         # The text of the log differs from this one as its parts do from each other.
         of_text *= 1 + sums[:, 0].sum() / rates.steps
-        off = (rates.conditional - means) ** 2 / np.maximum(of_log + of_text, 1e-12)
-        off = np.nan_to_num(off)  # NaN at a depth that the hypothesis hardly reaches
-        excluded = bool(np.sqrt(off.max()) > norm.isf(level / (2 * log.gamma)))
+        about = norm.isf(part) * np.sqrt(of_text)
+        near = rates.conditional.clip(means - about, means + about).clip(0, 1)
+        tails = np.minimum(binom.cdf(np.ceil(counted), tested, near), binom.sf(np.floor(counted) - 1, tested, near))
+        excluded = bool((tails < part).any())  # NaN at a depth that the hypothesis hardly reaches
+        gain = np.nansum(binom.logpmf(np.round(counted), tested, near))
         tokens = expected[-1].tokens_per_step.value
-        lines.append(Tried(served.name, served.mend, np.nan, -off.sum() / 2, means.tolist(), tokens, excluded))
+        lines.append(Tried(served.name, served.mend, np.nan, gain, means.tolist(), tokens, excluded))
     alone = [Estimate(value, np.nan, np.nan, rates.steps) for value in (*marginal, *rates.conditional, marginal.sum())]
     logged = DepthRates(
         alone[: log.gamma], alone[log.gamma : -1], alone[-1]._replace(value=1 + alone[-1].value), alone[-1]

@@ -258,7 +258,10 @@ def known_parts(gamma: float | None, given: Mapping[str, Any]) -> dict[str, tupl
         also = [name for name in COSTS if given[name] is not None]
         if also:
             raise ValueError(f"step_cost and {also[0]} contradict each other; step_cost is all that a step costs")
-        fixed, each = (one if isinstance(one, Range) else exactly(one) for one in given["step_cost"])
+        fixed, each = (
+            one if isinstance(one, Range) else exactly(in_range("step_cost", one, math.ulp(0.0) * (not at), 1e6))
+            for at, one in enumerate(given["step_cost"])
+        )
         return {"fixed cost": (fixed, ""), "draft tokens": (in_range("gamma", gamma, 1, 1e6) * each, "")}
     parts = dict[str, tuple[Range, str]]()
     passes, nodes = _counts(gamma, given)

@@ -277,6 +277,15 @@ def test_a_sequence_in_pieces_gives_the_same_e_values() -> None:
 # Bad input
 
 
+def test_a_token_of_nearly_no_probability_leaves_the_evidence_a_number() -> None:
+    auditor = Auditor()
+    auditor.add(Row([1], torch.tensor([[1 - 1e-315, 1e-315]], dtype=torch.float64)))
+    for _ in range(60):
+        auditor.add(Row([1], torch.tensor([[0.5, 0.5]])))
+    assert np.isfinite(auditor.report().log10_e)
+    assert auditor.report().rejected
+
+
 HALF = torch.full((2, 2), 0.5, dtype=torch.float64)
 
 
@@ -286,6 +295,8 @@ HALF = torch.full((2, 2), 0.5, dtype=torch.float64)
         (Row([0, 1], HALF, HALF[:1]), "q has shape (1, 2) for 2 tokens"),
         (Row([0, 1], HALF, suspected=HALF[:, :1]), "suspected has shape (2, 1) for 2 tokens"),
         (Row([0, 1], HALF * 1.002), "a row of p does not sum to 1"),
+        (Row([0, 1], HALF, HALF * 1.5), "a row of q does not sum to 1"),
+        (Row([0, 1], HALF, suspected=HALF * 1.0001), "a row of suspected does not sum to 1"),
         (Row([0, 0], torch.tensor([[1.5, -0.5]] * 2)), "p has a negative entry"),
         (Row([0, 2], HALF), "tokens go from 0 to 2 in a vocabulary of 2"),
         (Row([0, 1], HALF, steps=[1]), "steps add up to 1 for 2 tokens"),

@@ -46,10 +46,13 @@ def head_of(target: Any, **settings: Any) -> Eagle3Head:
 PROMPTS = [[1, 2 + row % 5, 2 + row // 5 % 5] for row in range(40)]
 
 
-def logged(target: Any, drafter: Any, new: int = 32, sampling: Sampling = Sampling()) -> dict[str, Any]:
+def logged(
+    target: Any, drafter: Any, new: int = 32, sampling: Sampling = Sampling(), eos: int | None = None
+) -> dict[str, Any]:
     made = generate(
-        target, PROMPTS, drafter, gamma=GAMMA, max_new_tokens=new, sampling=sampling, check=False, progress=False
-    )
+        target, PROMPTS, drafter, gamma=GAMMA, max_new_tokens=new, sampling=sampling, eos=eos, check=False,
+        progress=False,
+    )  # fmt: skip
     steps = [[int(size) for size in row if size] for row in made.record.emitted]
     return {"prompts": PROMPTS, "completions": made.tokens, "steps": steps, "gamma": GAMMA, "progress": False}
 
@@ -113,12 +116,12 @@ def test_the_replay_agrees_with_measured_acceptance(kind: str) -> None:
 
 def test_an_e_value_has_an_expectation_of_1_at_most_for_all_probabilities_that_a_hypothesis_allows() -> None:
     tolerance, b = 0.05, np.array([[0.0, 0.4, 0.97], [0.5, 0.9, 0.2], [1.0, 0.1, 0.5]])
-    weights, depth = np.ones_like(b), np.array([0, 1, 1])
+    of_text, depth = np.zeros(3), np.array([0, 1, 1])
     for ends in product((-tolerance, 0, tolerance), repeat=3):
         expectation = np.zeros(3)
         for outcome in product((False, True), repeat=3):
             accepted = np.array(outcome)
-            e = np.exp(evidence(b, weights, accepted, depth, tolerance))
+            e = np.exp(evidence(b, of_text, accepted, depth, tolerance))
             p = (b + np.array(ends)).clip(0, 1)
             expectation += np.where(accepted, p, 1 - p).prod(axis=1) * e
         assert (expectation <= 1 + 1e-9).all()
@@ -223,6 +226,22 @@ def test_counts_without_the_bonus_token_are_the_same_log() -> None:
         explain_acceptance(target, draft, **log)
 
 
+def test_texts_that_end_at_a_token_name_no_target_that_ends_less_often() -> None:
+    target, other = tiny(0), tiny(0)
+    for model, bias in ((target, 1.0), (other, -3.0)):
+        weight = model.lm_head.weight
+        model.lm_head = torch.nn.Linear(16, VOCAB)
+        model.lm_head.weight = weight
+        model.lm_head.bias.data = bias * torch.eye(VOCAB)[2]
+    found = explain_acceptance(
+        target, tiny(1, 1), **logged(target, tiny(1, 1), eos=2), others={"the base model": {"target": other}}
+    )
+    assert found.fits
+    assert found.tried[0].against < 0
+    (of_other,) = (one for one in found.tried if one.name == "the base model")
+    assert of_other.gain < -10
+
+
 def test_a_first_step_without_a_draft_is_no_test() -> None:
     log = Log([[1]], [[2, 3, 4]], [[1, 2]], GAMMA)
     assert log.tests.step.tolist() == [0, 1]
@@ -250,6 +269,10 @@ def test_averages_alone_exclude_what_has_other_averages() -> None:
     )
     assert not other.fits
     assert "greedy drafts, tested as such" in other.named
+    few = explain_acceptance(
+        target, draft, **text, per_position=[0.0, 0.0], conditional=False, **given | {"logged_steps": 3}
+    )
+    assert few.fits
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (VALID | {"verified": 3}, "verified is 3; need a number from 4"),
     (VALID | {"overhead_ms": 2}, "overhead_ms needs plain"),
     (VALID | {"step_cost": (1, 0.1), "gpu": "H100"}, "step_cost and gpu contradict each other"),
+    (VALID | {"step_cost": (1, float("nan"))}, "step_cost is nan"),
+    (VALID | {"step_cost": (0, 0.1)}, "step_cost is 0"),
 ]
 
 

@@ -41,7 +41,8 @@ def asked(folder: Path, source: str, results: Path = ROOT, modules: str = "deriv
 
 def test_numbers_are_printed_as_python_does(tmp_path: Path) -> None:
     draws = random.Random(0)
-    values = [draws.uniform(-1, 1) * 10 ** draws.randint(-3, 6) for _ in range(200)] + [0.0, 0.5, 1.5, 2.5, 12345.5, 1.125, 0.375]
+    values = [draws.uniform(-1, 1) * 10 ** draws.randint(-3, 6) for _ in range(200)]
+    values += [0.0, 0.5, 1.5, 2.5, 12345.5, 1.125, 0.375]
     small = [10 ** draws.uniform(-16, -4) for _ in range(50)]
     functions = "(fixed(x, 2), fixed(x, 0), count(calc.abs(x)), share(x, digits: 1))"
     found = asked(tmp_path / "a", f"{tuple(values)}.map(x => {functions})")
