@@ -46,7 +46,9 @@ def run(path: Path, given: dict[str, Any], folder: Path) -> None:
     """Runs a notebook into `folder`, whose `log.ipynb` is there as soon as it has ended, with an error or without."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "papermill", path, folder / "running.ipynb", "--cwd", path.parent, "-k", "python3"]
-    command += ["-y", json.dumps(given), "--no-progress-bar", "--log-level", "ERROR"]
+    command += ["--no-progress-bar", "--log-level", "ERROR"]
+    for name, value in given.items():  # one by one: as YAML 1e-06 would be a text
+        command += ["-p", name, str(value)]
     subprocess.run(command, env=os.environ | {"SPECNB_OUT": str(folder)}, check=False)
     (folder / "running.ipynb").rename(folder / "log.ipynb")
 
