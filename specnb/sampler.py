@@ -32,7 +32,7 @@ from specnb.trees import node_depths
 
 Draft = PreTrainedModel | Drafter | Literal["auto"] | None
 # Of a sampler, because its batches keep them
-FIXED = ("target", "drafter", "gamma", "sampling", "rule", "compile", "instruments")
+FIXED = ("target", "drafter", "gamma", "sampling", "rule", "compile")
 
 SLOT_MULTIPLE, LEAST_EOS = 128, 4  # few sizes are compiled or captured
 
@@ -160,6 +160,8 @@ class Sampler:
         if name in FIXED and name in vars(self):
             raise AttributeError(f"{name} of a sampler cannot be changed; make another sampler")
         super().__setattr__(name, value)
+        if name == "instruments":
+            self.batch = None  # a new one has them
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a sampler, which owns caches and compiled code, cannot be copied or pickled; make another one")

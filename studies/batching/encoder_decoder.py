@@ -171,7 +171,7 @@ class EncoderDecoderSampler(Sampler):
 
     def reserve(self, inputs: int) -> None:
         """Makes room for inputs of so many tokens; a new batch has it."""
-        self.inputs, self.batch, parts = inputs, None, {"runner_class": with_inputs(inputs)}
+        self.inputs, parts = inputs, {"runner_class": with_inputs(inputs)}
         self.instruments = replace(self.instruments, batch_class=type("EncoderDecoderBatch", (Batch,), parts))
 
     def token_lists(self, prompts: Any) -> list[list[int]]:

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from notebooks.support import findings
+from studies.files import ROOT
 
 pytestmark = pytest.mark.usefixtures("own_results")
 
@@ -43,3 +44,10 @@ def test_the_collected_table_has_every_claim_and_only_the_verdicts_named(
 )
 def test_numbers_are_written_with_six_digits_and_counts_with_all(value: float, text: str) -> None:
     assert findings.written(value) == text
+
+
+def test_no_claim_holds_with_one_seed_and_is_refuted_with_another() -> None:
+    table = pd.read_csv(ROOT / "data" / "results" / "verdicts_by_seed.csv")
+    assert not table.failed.any()
+    assert not ((table.holds > 0) & (table.refuted > 0)).any()
+    assert (table[["holds", "refuted", "conditional", "open"]].sum(axis=1) == 10).all()

@@ -287,6 +287,13 @@ def test_earlier_calls_and_idle_rows_change_no_token(kind: str, room: dict[str, 
     assert (len(batches) == 1) == bool(room)
 
 
+def test_instruments_may_be_changed_between_calls() -> None:
+    sampler = Sampler(TARGET, DRAFT, compile=False, progress=False)
+    assert sampler.generate(PROMPTS, max_new_tokens=2).record.trace is None
+    sampler.instruments = Instruments(trace=True)
+    assert sampler.generate(PROMPTS, max_new_tokens=2).record.trace is not None
+
+
 def test_a_call_may_leave_rows_of_the_call_before_empty() -> None:
     sampler = Sampler(TARGET, DRAFT, rows=2, compile=False, progress=False)
     sampler.generate([[1] * (LIMIT - 5)] * 2, max_new_tokens=3)
@@ -303,7 +310,6 @@ def test_a_call_may_leave_rows_of_the_call_before_empty() -> None:
         ("rule", exact_match),
         ("drafter", None),
         ("compile", True),
-        ("instruments", Instruments(trace=True)),
     ],
 )
 def test_a_setting_is_not_changed_after_a_sampler_was_made(name: str, value: Any) -> None:
