@@ -138,6 +138,11 @@ def test_settings_that_nobody_claimed_are_named(applied: Sampling, words: str | 
     assert (found, len(notes)) == (expected, int(words is not None))
 
 
+def test_completions_without_a_token_are_rejected_and_not_an_error() -> None:
+    found = audit(llama(6), [[], []], prompts=[[1], [1]], eos=2, max_new_tokens=8, progress=False)
+    assert found.rejected
+
+
 @pytest.mark.parametrize("place", [1, -1])
 def test_a_token_of_the_template_that_was_lost_is_named(place: int) -> None:
     model = llama(6)

@@ -18,6 +18,7 @@ from specnb.statistics import (
     detectable_total_variation,
     goodness_of_fit,
     over_rows,
+    p_of_all,
     proportion,
     ratio_of_medians,
     ratio_of_sums,
@@ -136,6 +137,11 @@ def test_what_was_measured_together_is_resampled_together() -> None:
 )
 def test_an_estimate_has_no_more_digits_than_its_interval_supports(estimate: Estimate, printed: str) -> None:
     assert str(estimate) == printed
+
+
+def test_a_deviation_that_is_no_number_leaves_no_p_value() -> None:
+    assert np.isnan(p_of_all([np.nan, 10.0]))
+    assert p_of_all([0.1, 10.0]) < 1e-20
 
 
 def test_errors_of_rounding_are_stated_as_bounds() -> None:
