@@ -26,10 +26,9 @@ An engine that is not here: [any engine in twenty minutes](any-engine.md).
 Audited on {date}, at a false-alarm rate of {delta:g}. The target is that of the pair that ships, or a small model of
 the architecture named, with random weights. *Control*: the verdict on the same engine, target and settings without
 speculation, in which a wrong conversion would show if it is large enough. *Smallest deviation*: the total variation per
-token from which
-on a leak of the draft, and a wrong q in the acceptance test, would have been found in so many tokens with probability
-0.9; the size of one kind says nothing of another. A rejected row says after how many tokens it was. At temperature 0
-every token but the argmax counts.
+token from which on a leak of the draft, and a wrong q in the acceptance test, would have been found in so many tokens
+with probability 0.9; the size of one kind says nothing of another. A rejected row says after how many tokens it was. At
+temperature 0 every token but the argmax counts.
 
 """
 CHECKS = """

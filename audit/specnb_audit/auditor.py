@@ -313,15 +313,18 @@ def _tokens(row: Row) -> torch.Tensor:
 def _require_row(row: Row) -> None:
     n = len(row.tokens)
     for name, probs in (("p", row.p), ("q", row.q), ("raw", row.raw), ("suspected", row.suspected)):
-        if probs is not None and (probs.ndim != 2 or len(probs) != n or probs.shape[1] != row.p.shape[1]):
+        if probs is None:
+            continue
+        if probs.ndim != 2 or len(probs) != n or probs.shape[1] != row.p.shape[1]:
             raise ValueError(
                 f"{name} has shape {tuple(probs.shape)} for {n} tokens and p {tuple(row.p.shape)}; "
                 "each needs one distribution per token, all over the same vocabulary"
             )
         # Each token may be bet on what is too much. NaN fails, too.
-        sums = torch.ones(1) if probs is None or not n else probs.sum(dim=-1, dtype=torch.float64)
-        nothing = (sums == 0) & (name == "q")
-        if not bool(((sums - 1).abs() < SUM_TOLERANCE).where(~nothing, True).all()):
+        sums = probs.sum(dim=-1, dtype=torch.float64)
+        if name == "q":
+            sums = sums.where(sums != 0, 1.0)  # nothing was drafted there
+        if not bool(((sums - 1).abs() < SUM_TOLERANCE).all()):
             raise ValueError(f"a row of {name} does not sum to 1; give probabilities after standardisation, not logits")
     if n and bool(row.p.min() < 0):
         raise ValueError("p has a negative entry; give probabilities")

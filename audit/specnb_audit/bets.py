@@ -55,9 +55,11 @@ one of the same."""
 RACING = 32
 """The likeliest tokens of each position that are remembered for samplers that race."""
 WHOLE = 0.02
-LARGEST = 1e100  # of a factor: that of a token of nearly no probability, or its square, would be infinite
 """The share of sequences that are taken to deviate as a whole before any is seen; it counts as much
 as 20 of them."""
+LARGEST = 1e100
+"""The most that a factor may be: that of a token of nearly no probability, or its square, would be
+infinite."""
 TOP_P_BETS = [number for number, edge in enumerate(EDGES) if edge >= 0.5]
 """The fixed bets along p that put all mass on the likeliest part of p, as an unclaimed top-p
 does."""

@@ -66,15 +66,17 @@ class Log:
         return Tests(columns[0], columns[1], columns[2], columns[3].astype(bool))
 
     @cached_property
-    def ends(self) -> tuple[list[int], list[int], list[int]]:
+    def ends(self) -> tuple[NDArray[np.int64], ...]:
         """Sequence, step and depth of the tokens that `tests` leaves out: drafted or not, they are text of the target.
 
         Whether a sequence ends may depend on its last token, so a likelihood of texts needs that, too.
         """
-        last = [(row, len(sizes) - 1, sizes[-1] - 1) for row, sizes in enumerate(self.steps)]
-        found = [one for one in last if one[2] < self.gamma and (one[1] or not self.undrafted)]
-        rows, steps, depths = ([one[at] for one in found] for at in range(3))
-        return rows, steps, depths
+        found = [
+            (row, len(sizes) - 1, sizes[-1] - 1)
+            for row, sizes in enumerate(self.steps)
+            if sizes[-1] <= self.gamma and (len(sizes) > 1 or not self.undrafted)
+        ]
+        return tuple(np.array(found, dtype=np.int64).reshape(-1, 3).T)
 
     def every_place(self) -> Log:
         """A log of the same text in which each token is a step."""

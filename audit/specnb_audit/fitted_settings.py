@@ -8,7 +8,7 @@ are kept, so the temperature is written after them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,16 +43,13 @@ class Fit(NamedTuple):
     options: str
 
 
-def fitted_settings(models: Models, completions: Iterable[Completion], delta: float) -> Fit | None:
+def fitted_settings(models: Models, completions: Sequence[Completion], delta: float) -> Fit | None:
     """The settings that fit the tokens best, by a likelihood ratio above 1/`delta` for each thing that
     differs from the claim; None if no other do."""
     claimed = models.sampling
-    if claimed.temperature == 0:
+    if claimed.temperature == 0 or not any(one.tokens for one in completions):
         return None
     grid = np.unique([*TEMPERATURES, claimed.temperature])
-    completions = list(completions)
-    if not any(one.tokens for one in completions):
-        return None
     seen = _Seen(models, completions, grid)
     if not bool(seen.own.isfinite().all()):  # a token that is impossible whatever the settings
         return None

@@ -391,8 +391,7 @@ def _by_token(
         raise ValueError("the log tests no draft token before the last step of a completion; give longer completions")
     found = _replayed(target, log, tried, sampling, batch, progress)
     b = np.stack([each[tests.row, tests.step, tests.depth, 0] for each in found])
-    places = zip((tests.row, tests.step, tests.depth), log.ends, strict=True)
-    row, step, depth = (np.concatenate([known, np.array(end, dtype=np.int64)]) for known, end in places)
+    row, step, depth = map(np.concatenate, zip((tests.row, tests.step, tests.depth), log.ends, strict=True))
     chance = np.stack([each[row, step, depth, 1] for each in found])
     possible = chance[0] > 0
     weights = np.divide(chance, chance[0], out=np.ones_like(chance), where=possible)

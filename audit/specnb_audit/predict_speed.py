@@ -259,8 +259,8 @@ def known_parts(gamma: float | None, given: Mapping[str, Any]) -> dict[str, tupl
         if also:
             raise ValueError(f"step_cost and {also[0]} contradict each other; step_cost is all that a step costs")
         fixed, each = (
-            one if isinstance(one, Range) else exactly(in_range("step_cost", one, math.ulp(0.0) * (not at), 1e6))
-            for at, one in enumerate(given["step_cost"])
+            one if isinstance(one, Range) else exactly(in_range("step_cost", one, least, 1e6))
+            for one, least in zip(given["step_cost"], (math.ulp(0.0), 0), strict=True)
         )
         return {"fixed cost": (fixed, ""), "draft tokens": (in_range("gamma", gamma, 1, 1e6) * each, "")}
     parts = dict[str, tuple[Range, str]]()

@@ -13,8 +13,8 @@ has accepted those. Steps follow each other as in the loop. Trees of equally man
                     probabilities, from the root on, is largest, down to some depth, `DEPTH` at most
 
 Children are the head's most probable tokens and are not sampled, so the tree depends on the prefix
-alone, and a node is accepted with the target's probability of its token, as by token verification: no exact
-rule accepts more.
+alone, and a node is accepted with the target's probability of its token, as by token verification:
+no exact rule accepts more.
 
 A step costs v(nodes + 1) and c for each of the head's `passes`, of which a chain needs one for each
 token, and a tree one for each depth. A pass of the head over several nodes is taken to cost no more

@@ -50,4 +50,4 @@ def test_no_claim_holds_with_one_seed_and_is_refuted_with_another() -> None:
     table = pd.read_csv(ROOT / "data" / "results" / "verdicts_by_seed.csv")
     assert not table.failed.any()
     assert not ((table.holds > 0) & (table.refuted > 0)).any()
-    assert (table[["holds", "refuted", "conditional", "open"]].sum(axis=1) == 10).all()
+    assert (table[[*findings.VERDICTS]].sum(axis=1) == 10).all()

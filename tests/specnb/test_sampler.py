@@ -304,14 +304,10 @@ def test_a_call_may_leave_rows_of_the_call_before_empty() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("sampling", GREEDY),
-        ("target", DRAFT),
-        ("gamma", 0),
-        ("rule", exact_match),
-        ("drafter", None),
+        ("sampling", GREEDY), ("target", DRAFT), ("gamma", 0), ("rule", exact_match), ("drafter", None),
         ("compile", True),
     ],
-)
+)  # fmt: skip
 def test_a_setting_is_not_changed_after_a_sampler_was_made(name: str, value: Any) -> None:
     """Its batch would go on with the old one."""
     sampler = Sampler(TARGET, DRAFT, compile=False, progress=False)
