@@ -12,7 +12,7 @@ From the bottom up; each module imports only from those before it:
     bets, evidence                      all bets on a sequence; test martingales
     teacher_forcing, numerics           the target's distributions; what rounding explains
     engine, report, auditor             what is known of an engine; the report; the audit
-    control, shared_noise, fitted_settings, explanations, step_sizes, logprobs
+    control, fitted_settings, explanations, step_sizes, logprobs
                                         what may explain a finding
     run, api                            audits of sequences as they arrive; `audit`
     token_file                          files of tokens

@@ -14,7 +14,7 @@ from specnb_audit.engine import Aim, Engine
 from specnb_audit.report import Report
 from specnb_audit.run import Progress, Settings, audit_completions, require_models
 from specnb_audit.run import audit_distributions as audit_distributions
-from specnb_audit.teacher_forcing import Completion, Models, Source, vocabulary
+from specnb_audit.teacher_forcing import Completion, Models, Source
 
 
 def audit(
@@ -107,7 +107,6 @@ def audit(
     models = Models(target, sampling, draft, engine.draft_sampling or sampling, aim.suspected, ends)
     settings = Settings(delta, seed, eos, max_new_tokens, aim.ignore, stop, progress)
     settings.auditor()  # raises for bad settings
-    end_tokens(eos, vocabulary(target, given[0].prompt))
     require_models(models, [*given, *engine.control])
     return audit_completions(models, given, settings, engine, expected=sum(len(one.tokens) for one in given))
 
@@ -141,7 +140,7 @@ def _completions(
     for name, other in (("prompts", prompts), ("steps", steps)):
         if other is not None and len(other) != len(completions):
             raise ValueError(f"there are {len(completions)} completions and {len(other)} {name}; give one for each")
-    if not completions:
+    if not len(completions):
         raise ValueError("there are no tokens to audit; give at least one completion with a token in it")
 
     def lists(name: str, rows: Sequence[Sequence[int]]) -> list[list[int]]:
@@ -149,5 +148,5 @@ def _completions(
 
     sizes: list[list[int] | None] = [None] * len(completions)
     if steps is not None:
-        sizes = [[size for size in row if size != 0] for row in lists("steps", steps)]
+        sizes = [[size for size in row if size > 0] for row in lists("steps", steps)]
     return list(map(Completion, lists("prompt", prompts), lists("completion", completions), sizes))

@@ -14,7 +14,7 @@ from specnb.prompts import as_list
 from specnb_audit.alternatives import ALTERNATIVES, LEARNED
 from specnb_audit.bets import Bets, CutoffGap, Row, steps_between
 from specnb_audit.evidence import Evidence, TotalVariationEstimate, log_mean
-from specnb_audit.numerics import Impossible, ImpossibleTokens, Numerics, Rate, crossing
+from specnb_audit.numerics import Impossible, ImpossibleTokens, Numerics, Rate, bar, crossing
 from specnb_audit.report import VIOLATIONS, Report
 
 Ends = int | Iterable[int] | None
@@ -182,11 +182,15 @@ class Auditor:
         self.violations[name] = self.violations.get(name, 0) + count
         self.violated_after[name] = min(after, self.violated_after.get(name, after))
 
+    @property
+    def _level(self) -> tuple[float, float]:
+        """The false-alarm rate of the bets, and the nats per token that numerics explain."""
+        nats = 0.0 if self.numerics is None else self.numerics.nats
+        return self.delta * (1 - SHARE * self.impossible.may_be_explained), nats
+
     def _update_verdict(self, log_e: NDArray[np.float64]) -> None:
         if self.crossed_after is None:
-            nats = 0.0 if self.numerics is None else self.numerics.nats
-            share = SHARE * self.impossible.may_be_explained
-            self.crossed_after = crossing(log_e, self.delta * (1 - share), nats, self.tokens)
+            self.crossed_after = crossing(log_e, *self._level, self.tokens)
             self.numerics_only = self.numerics_only or crossing(log_e, self.delta, 0.0, self.tokens) is not None
 
     def excuse_impossible(self) -> None:
@@ -259,8 +263,9 @@ class Auditor:
 
     def _detectable(self) -> dict[str, float]:
         assert self.evidence is not None
-        # One is enough.
-        found = {"impossible": 1 - 0.1 ** (1 / self.tokens)} | self.evidence.detectable(self.delta)
+        needed = bar(*self._level, self.tokens)
+        # One impossible token is enough.
+        found = {"impossible": 1 - 0.1 ** (1 / self.tokens)} | self.evidence.detectable(needed)
         return {name: value for name, value in found.items() if name not in {*LEARNED, *self.ignored}}
 
     def _breakdown(self, logs: NDArray[np.float64]) -> dict[str, list[tuple[str, int, float]]]:

@@ -35,6 +35,7 @@ from specnb_audit.uniforms import (
     Interval,
     Likely,
     fixed_bets,
+    ratio_of,
     same_race_ratio,
     same_uniform_ratio,
     transform,
@@ -205,8 +206,8 @@ class Bets:
             bets += [("constant-uniform", shared)]
         own = row.p.gather(-1, tokens[:, None])[:, 0]
         if row.suspected is not None:
-            bets += [("suspected-model", _ratio(row.suspected.gather(-1, tokens[:, None])[:, 0], own))]
-        bets += [(name, _ratio(probs, own)) for name, faults in row.faults.items() for probs in faults]
+            bets += [("suspected-model", ratio_of(row.suspected.gather(-1, tokens[:, None])[:, 0], own))]
+        bets += [(name, ratio_of(probs, own)) for name, faults in row.faults.items() for probs in faults]
         # Where one token alone is possible, as where an engine forces it, nothing was chosen.
         certain = ((row.p > 0).sum(dim=-1) == 1).numpy(force=True)
         bets = [(name, np.where(certain, 1.0, np.minimum(ratio, LARGEST))) for name, ratio in bets]
@@ -464,13 +465,6 @@ class _History:
         first.scatter_reduce_(0, tokens, positions + 1, "amin")
         first[known] = 0
         return first[ids] <= positions[:, None]
-
-
-def _ratio(r: Tensor, p: Tensor) -> Array:
-    """r/p `(n,)`, and 1 where p is 0."""
-    top, bottom = r.double(), p.double()
-    ratios: Array = torch.where(bottom > 0, top / bottom.where(bottom > 0, 1.0), 1.0).numpy(force=True)
-    return ratios
 
 
 def _with_p_where_nothing_was_drafted(row: Row) -> Row:

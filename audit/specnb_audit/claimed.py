@@ -119,24 +119,22 @@ def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     return standardise(logits)
 
 
-OFF: dict[str, dict[str, Any]] = {
-    name: {field.name: field.default} for name, field in zip(FILTERS, fields(Sampling), strict=True)
-}
-"""What switches off each filter."""
+FIELD_OF: dict[str, Any] = dict(zip(FILTERS, fields(Sampling), strict=True))
 
 
 def is_active(sampling: Sampling, name: str) -> bool:
-    return any(getattr(sampling, field, off) != off for field, off in OFF[name].items())
+    return getattr(sampling, FIELD_OF[name].name) != FIELD_OF[name].default  # type: ignore[no-any-return]
 
 
 def _only(sampling: Sampling, name: str) -> Sampling:
-    return Sampling(**{field: getattr(sampling, field) for field in OFF[name]})
+    field = FIELD_OF[name].name
+    return Sampling(**{field: getattr(sampling, field)})
 
 
 def without_each(sampling: Sampling) -> dict[str, Sampling]:
     """The same settings without one of the filters or penalties claimed, by its name."""
     active = [name for name in FILTERS if is_active(sampling, name)]
-    fewer = {name: replace(sampling, **OFF[name]) for name in active}
+    fewer = {name: replace(sampling, **{FIELD_OF[name].name: FIELD_OF[name].default}) for name in active}
     if not isinstance(sampling, Claimed):
         return fewer
     for name in PENALTIES:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from specnb.arguments import require_whole
+from specnb.arguments import require_whole, whole
 
 
 @dataclass(frozen=True)
@@ -47,14 +48,14 @@ class Constraints:
         require_whole(min_tokens=(self.min_tokens, 0))
         if self.allowed is None:
             return
-        lists = [self.allowed] if self._is_flat() else list(self.allowed)
-        if any(one is not None and not one for one in lists):
+        lists: list[Any] = [self.allowed] if self._is_flat() else list(self.allowed)
+        if any(one is not None and len(one) == 0 for one in lists):
             raise ValueError("a list of allowed tokens is empty; some token must be possible")
         fixed = (tuple(one) if isinstance(one, Iterable) else one for one in self.allowed)
         object.__setattr__(self, "allowed", tuple(fixed))
 
     def _is_flat(self) -> bool:
-        return all(isinstance(one, int) for one in self.allowed or ())
+        return self.allowed is not None and all(whole(one) is not None for one in self.allowed)
 
     def at(self, place: int) -> Sequence[int] | None:
         """The tokens allowed at a place; None: all."""

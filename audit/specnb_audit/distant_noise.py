@@ -1,5 +1,8 @@
 """The bet that a sequence has the noise of one some lines before, as where seeds repeat with every
-call or every file: a mixture over all distances up to `FARTHEST`, with equal weights."""
+call or every file: a mixture over all distances up to `FARTHEST`, with equal weights.
+
+Without a bet, the evidence is kept that each token of a sequence has the noise of the one before it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class DistantNoise:
         self.tokens = np.zeros(shape, dtype=np.int64)
         self.ids = np.zeros((*shape, 0), dtype=np.int64)  # as wide as the vocabulary allows
         self.probs = np.zeros((*shape, 0))
-        self.log_weight = np.zeros((2, FARTHEST))
+        self.log_weight, self.own = np.zeros((2, FARTHEST)), np.zeros((2, 1))
         self.sequences, self.now, self.offset = 0, 0, 0
 
     def begin(self) -> None:
@@ -58,8 +61,18 @@ class DistantNoise:
         self.tokens[self.now, at] = tokens[:n].numpy(force=True)
         probs, ids = p[:n].topk(racing, dim=-1, sorted=False)
         self.ids[self.now, at], self.probs[self.now, at] = ids.numpy(force=True), probs.numpy(force=True)
+        if n > 1:
+            inner, later = slice(self.offset, self.offset + n - 1), Interval(own.low[1:], own.high[1:])
+            again = self._each(p[1:n], tokens[1:n], later, np.array([self.now]), inner)
+            self.own += np.log(1 - STAKED + STAKED * again).sum(axis=-1)
         self.offset += n
         return ratios
+
+    def lag(self) -> tuple[int, float]:
+        """How many lines apart sequences repeat their noise, 0 for from token to token; and the decimal
+        logarithm of the likelihood ratio, less that of the number of ways tried."""
+        logs = np.concatenate([self.own, self.log_weight], axis=1)
+        return int(logs.max(axis=0).argmax()), float((logs.max() - np.log(logs.size)) / np.log(10))
 
     def _each(self, p: Tensor, tokens: Tensor, own: Interval, lines: NDArray[np.int64], at: slice) -> Array:
         """The ratios `(2, lines, n)` of the same uniform and of the same race as in each of `lines`."""

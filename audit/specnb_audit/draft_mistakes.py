@@ -22,7 +22,7 @@ from specnb.drafters import NEWEST, Context, Drafter, ModelDrafter
 from specnb.fast import shared_copy
 from specnb.heads import AttentionDrafter, Eagle3Head, LayeredHead
 from specnb.rules import Outcome
-from specnb_audit.draft_replay import Served, Text, final_norm, layer_number
+from specnb_audit.draft_replay import Served, Text, final_norm
 
 # Norms of a head that stand at its ends, where the engine may have one of its own
 TWICE = ("norm", "final_layernorm", "hidden_norm", "hidden_layernorm")
@@ -206,10 +206,8 @@ class FirstDropped(Drafter):
 
 
 def _of_states(target: PreTrainedModel, drafter: AttentionDrafter) -> Iterator[Served]:
-    layers, last = (
-        [layer_number(target, one) for one in drafter.hidden_layers],
-        decoder_config(target).num_hidden_layers,
-    )
+    last = decoder_config(target).num_hidden_layers
+    layers = [int(one % (last + 1)) for one in drafter.hidden_layers]  # from 0, the embeddings
     numbers = "the numbers of the layers whose states the draft reads (eagle_aux_hidden_state_layer_ids)"
     for by, name in ((-1, "before"), (1, "after")):
         moved = [layer + by for layer in layers]

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specnb.cache import decoder_config
 from specnb.distributions import Sampling, standardise, unnormalised_residual
 from specnb.drafters import Context, Drafter, ModelDrafter
 from specnb.fast import shared_copy
@@ -172,11 +171,6 @@ def final_norm(model: Any) -> Any:
     """The norm after the last layer of `model`; None if it is not found."""
     inner = model.base_model
     return next((getattr(inner, name) for name in ("norm", "ln_f", "final_layer_norm") if hasattr(inner, name)), None)
-
-
-def layer_number(target: PreTrainedModel, layer: int) -> int:
-    """`layer` counted from 0, the embeddings."""
-    return int(layer % (decoder_config(target).num_hidden_layers + 1))
 
 
 @torch.inference_mode()

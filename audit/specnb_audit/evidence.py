@@ -83,16 +83,16 @@ class Evidence:
         scaled = np.exp(logs, dtype=np.float32, casting="same_kind")
         return largest + np.log(np.add.reduceat(scaled.sum(axis=(1, 2)), self.starts, axis=-1))
 
-    def detectable(self, delta: float, power: float = 0.9) -> dict[str, float]:
+    def detectable(self, needed: float, power: float = 0.9) -> dict[str, float]:
         """For each alternative, the total variation per token from which on it would have been
-        detected with `power`.
+        detected with `power`; `needed` is the logarithm of the e-value that rejects.
 
         It is about samplers with the distribution (1 - e) p + e r, e the same at every token: each
-        such sampler at least that far from p would have passed 1/delta by the last token. NaN where
+        such sampler at least that far from p would have passed it by the last token. NaN where
         none would. The tokens seen are taken to be from p, and the sum of the log factors to be
         normal.
         """
-        threshold = -np.log(delta) - self.log_weight[0] + np.log(len(self.names))
+        threshold = needed - self.log_weight[0] + np.log(len(self.names))
         shares, distances = self.moments.detectable(threshold, power)
         result = {}
         for number, name in enumerate(self.names):

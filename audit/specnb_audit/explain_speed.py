@@ -66,9 +66,12 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"{self.tokens:.2f} tokens per step at {self.speedup:.2f}: a step costs {self.cost:.2f} plain steps"]
-        for name, part in {**self.parts, self.rest_is: self.rest}.items():
-            left = self.cost - part.value + ("verification" in name)  # a forward pass over one token remains
-            gain = f"; without it {self.tokens / left:.2f} times plain decoding" if 0 < left < self.cost else ""
+        parts = {**self.parts, self.rest_is: self.rest}
+        # Without a part; of verification a forward pass over one token remains.
+        left = {name: self.cost - part.value + ("verification" in name) for name, part in parts.items()}
+        for name, part in parts.items():
+            saves = 0 < left[name] < self.cost
+            gain = f"; without it {self.tokens / left[name]:.2f} times plain decoding" if saves else ""
             lines.append(f"  {name}: {part}{gain}")
         # What was not given has a forward pass of the target in it, unless that was given.
         least = -NEGLIGIBLE * self.cost if "verification" in self.parts else 1 - 2 * NOISE
@@ -78,8 +81,7 @@ class Explanation:
                 "contradict each other"
             )
         else:
-            largest = max({**self.parts, "the rest": self.rest}.items(), key=lambda part: part[1].value)[0]
-            lines.append(f"try first: {ADVICE.get(largest, ADVICE['the rest'])}")
+            lines.append(f"try first: {ADVICE.get(min(left, key=left.__getitem__), ADVICE['the rest'])}")
         if self.cost >= self.tokens:
             lines.append(f"plain decoding is faster, until a step gives more than {self.cost:.2f} tokens")
         return "\n".join(lines + [f"assumed: {line}" for line in self.assumed])
@@ -239,7 +241,10 @@ def fit_steps(
     """
     rows = sorted(tuple(line) for line in lines)
     if rows and rows[0][0] == 0:
-        plain, *rows = rows[0][2] if plain is None else plain, *rows[1:]
+        own = in_range("the speed of a line", rows.pop(0)[2], 1e-6, 1e9)
+        if plain is not None and abs(plain / own - 1) > 2 * NOISE:
+            raise ValueError(f"plain is {plain}, and the line at gamma = 0 has {own}: they contradict each other")
+        plain = own
     whole = [gamma for gamma, *_ in rows if gamma != round(gamma)]
     if not rows or whole:
         raise ValueError(f"lines are {lines}; need whole gammas, two different ones above 0 at least")

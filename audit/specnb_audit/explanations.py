@@ -31,7 +31,6 @@ from specnb_audit.claimed import (
 from specnb_audit.control import found_kinds
 from specnb_audit.fitted_settings import fitted_settings
 from specnb_audit.report import Report
-from specnb_audit.shared_noise import repeated_noise_lag
 from specnb_audit.teacher_forcing import (
     Completion,
     Factors,
@@ -120,6 +119,8 @@ def unapplied_constraint(models: Models, completions: Sequence[Completion], fres
     """A cause if the tokens are explained without `min_tokens`, or without the tokens allowed; empty if
     not, and where neither is declared."""
     chosen = beginning(completions)
+    if _explain(models, chosen, fresh()):  # a later token was rejected, and these say nothing
+        return ""
     fewer: dict[str, dict[str, Any]] = {"min_tokens": {"min_tokens": 0}, "allowed_token_ids": {"allowed": None}}
     for name, off in fewer.items():
         without = [one._replace(constraints=replace(one.constraints, **off)) for one in chosen]
@@ -182,7 +183,10 @@ def likelier_prompts(models: Models, completions: list[Completion], delta: float
             name = f"did not see {which} of the prompts" + (f" ({seen.pop()} in all)" if len(seen) == 1 else "")
             if place == 0 and all(one.prompt[0] == bos for one in given):
                 name = f"did not see the begin-of-text token ({bos})"
-            tried[name] = [one._replace(prompt=_without(one.prompt, place)) for one in given]
+            tried[name] = [
+                one._replace(prompt=[token for at, token in enumerate(one.prompt) if at != place % len(one.prompt)])
+                for one in given
+            ]
     if not tried:
         return None
 
@@ -197,11 +201,6 @@ def likelier_prompts(models: Models, completions: list[Completion], delta: float
     return Candidate(gain, f"it looks as if the engine {name}: so the tokens are explained", "", target, tried[name])
 
 
-def _without(prompt: list[int], place: int) -> list[int]:
-    at = place % len(prompt)
-    return [*prompt[:at], *prompt[at + 1 :]]
-
-
 def other_rotary_factors(
     models: Models, completions: Sequence[Completion], fresh_auditor: Callable[[], Auditor]
 ) -> str:
@@ -211,16 +210,15 @@ def other_rotary_factors(
         return ""
     limit = context_limit(models.target)
     beyond = [number for number, one in enumerate(completions) if is_beyond(models.target, one)]
+    chosen, alone = beginning(completions, beyond), models._replace(draft=None, suspected=None)
+    if not beyond or _explain(alone, chosen, fresh_auditor()):
+        return ""
     ways: dict[Factors, str] = {
         "long": f"those for more than {limit} tokens in every sequence",
         "growing": f"those for up to {limit} tokens for as many, which stay in the cache, and the others from there on",
     }
     for factors, words in ways.items():
-        if beyond and _explain(
-            models._replace(factors=factors, draft=None, suspected=None),
-            beginning(completions, beyond),
-            fresh_auditor(),
-        ):
+        if _explain(alone._replace(factors=factors), chosen, fresh_auditor()):
             return f"the target has longrope, and it looks as if the engine takes its factors in another way: {words}"
     return ""
 
@@ -362,7 +360,7 @@ def checks_of(source: Source, completions: Sequence[Completion], finding: bool) 
     repeat = sum(len(one.prompt) > 1 and one.tokens[: len(one.prompt)] == one.prompt for one in completions)
     padded = sum([pad, pad] in (one.prompt[:2], one.tokens[-2:]) for one in completions)
     begun, twice = (sum(one.prompt[:n] == [bos] * n for one in completions) for n in (1, 2))
-    total = len(completions)
+    total, lengths = len(completions), [len(one.tokens) for one in completions]
     found = {
         f"the tokens of {repeat:,} of {total:,} sequences begin with their prompt; give the new tokens only":
             2 * repeat > total,
@@ -373,6 +371,10 @@ def checks_of(source: Source, completions: Sequence[Completion], finding: bool) 
             finding and bos is not None and 2 * begun < total,
         f"{twice:,} of {total:,} prompts begin with the begin-of-text token {bos} twice; did the model see both?":
             2 * twice > total,
+        "later lines are longer, or shorter, as where lines are sorted by length or written as completions end; give "
+        "them in the order of the requests":
+            finding and total > 15 and min(lengths) < max(lengths)
+            and abs(np.corrcoef(range(total), lengths)[0, 1]) > 0.5,
     }  # fmt: skip
     return [words for words, holds in found.items() if holds]
 
@@ -420,17 +422,19 @@ def dependent_sequences(report: Report, lengths: Sequence[int]) -> set[int] | No
 
 
 def repeated_noise(
-    report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor
+    report: Report, models: Models, completions: Sequence[Completion], auditor: Auditor, fresh: Auditor
 ) -> tuple[str, list[str], Report | None]:
-    """A cause and a check where sequences repeat each other's noise, if that has more evidence than
-    all deviations that are known beforehand; and the report of a fresh `auditor` on those that
-    repeat none.
+    """A cause and a check where sequences repeat each other's noise, if `auditor` has more evidence for
+    that than for all deviations that are known beforehand; and the report of a `fresh` auditor on those
+    that repeat none.
+
+    What such noise has by chance all sequences have, so a bias of tokens or a temperature seems wrong.
 
     The report is None where each token repeats the noise of the one before: no sequence is without.
     """
     if report.violations or not report.rejected or report.verdict == "dependent":
         return "", [], None
-    lag, log10 = repeated_noise_lag(models, completions)
+    lag, log10 = auditor.bets.distant_noise.lag()
     others = [value for name, value in report.by_alternative.items() if name not in (*NOISE, *LEARNED)]
     if log10 < max(-math.log10(report.delta), *others):
         return "", [], None
@@ -440,8 +444,8 @@ def repeated_noise(
         f"{made} (likelihood ratio 10^{log10:.1f}): what one has by chance, all have. Seed each one differently, make "
         "no generator anew within a sequence, and audit again"
     )
-    _explain(models, completions[:lag], auditor)
-    alone = auditor.report() if auditor.tokens else None
+    _explain(models, completions[:lag], fresh)
+    alone = fresh.report() if fresh.tokens else None
     return f"{made}, as a generator made anew with one seed for each call gives it", [check], alone
 
 

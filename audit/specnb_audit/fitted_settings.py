@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb_audit.claimed import Claimed, penalties_of
+from specnb_audit.claimed import Claimed, claimed_probs, penalties_of
 from specnb_audit.penalties import Penalties
 from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_logits
@@ -34,8 +34,8 @@ Array = NDArray[np.float64]
 
 
 class Fit(NamedTuple):
-    """Settings, in words, and as options of the command; and how many nats better than the claim, without
-    its filter, they fit."""
+    """Settings, in words, and as options of the command; and how many nats better than the claim, with its
+    filter or without, they fit."""
 
     gain: float
     sampling: Claimed
@@ -55,16 +55,23 @@ def fitted_settings(models: Models, completions: Sequence[Completion], delta: fl
         return None
     fits = {name: seen.log_likelihoods(kept) for name, kept in ({"": None} | seen.kept()).items()}
     is_claimed = grid == claimed.temperature
+    base = max(float(fits[""][is_claimed][0]), seen.claimed)
     least = math.log(len(grid) * len(fits) / delta)
     # Each thing that differs has to be worth its own ratio.
     differing = {name: int(name != "") + (~is_claimed).astype(int) for name in fits}
-    scores = {name: values - fits[""][is_claimed] - least * differing[name] for name, values in fits.items()}
+    scores = {name: values - base - least * differing[name] for name, values in fits.items()}
     name = max(scores, key=lambda name: scores[name].max())
     at = int(scores[name].argmax())
     if not scores[name][at] > 0:
         return None
-    gain = float(fits[name][at] - fits[""][is_claimed][0])
-    return _fit(gain, name, float(grid[at]), seen.value(name, at), claimed.temperature, penalties_of(claimed))
+    return _fit(
+        float(fits[name][at]) - base,
+        name,
+        float(grid[at]),
+        seen.value(name, at),
+        claimed.temperature,
+        penalties_of(claimed),
+    )
 
 
 def _fit(
@@ -85,14 +92,16 @@ def _fit(
 
 class _Seen:
     """The logits at n tokens: of the likeliest ones, sorted; of the token, with its rank; and the
-    normalisers of all `(temperatures, n)`."""
+    normalisers of all `(temperatures, n)`. `claimed` is the log-likelihood of all tokens under the claim."""
 
     def __init__(self, models: Models, completions: Iterable[Completion], grid: Array) -> None:
         own, rank, top, whole = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
+        self.claimed = 0.0
         for one, start, given, _ in teacher_forced_logits(models._replace(draft=None), completions):
             logits = given.double()
             tokens = torch.as_tensor(one.tokens[start : start + len(logits)], device=logits.device)[:, None]
             mine = logits.gather(-1, tokens)
+            self.claimed += float(claimed_probs(logits, models.sampling).gather(-1, tokens).log().sum())
             own.append(mine[:, 0].cpu())
             rank.append((logits > mine).sum(dim=-1).cpu())
             top.append(logits.topk(min(LIKELIEST, logits.shape[-1]), dim=-1).values.cpu())

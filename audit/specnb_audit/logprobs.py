@@ -27,13 +27,12 @@ def logprob_findings(
 ) -> tuple[list[str], list[str]]:
     """A check where log-probabilities fit something else than the settings claimed, and a note
     where they fit those; nothing where there are none."""
-    given = [one for one in completions if one.logprobs is not None and one.tokens]
+    given = [one for one in completions if any(value is not None for value in (one.logprobs or [])[: len(one.tokens)])]
     if not given:
         return [], []
     reported = [np.array(one.logprobs, dtype=np.float64)[: len(one.tokens)] for one in given]
-    claimed = _of_tokens(models, given)
-    plain = Models(models.target), [one._replace(constraints=NO_CONSTRAINTS) for one in given]
-    raw = _of_tokens(*plain)
+    claimed = _of_tokens(models._replace(draft=None, suspected=None, faults=False), given)
+    raw = _of_tokens(Models(models.target, faults=False), [one._replace(constraints=NO_CONSTRAINTS) for one in given])
     distances = {
         "the settings claimed": _distance(reported, claimed),
         "the model's own distribution, before temperature and filters (raw)": _distance(reported, raw),
@@ -42,7 +41,7 @@ def logprob_findings(
     }
     own = next(iter(distances.values()))
     name = min(distances, key=lambda name: distances[name])
-    count = sum(map(len, reported))
+    count = sum(int(np.isfinite(one).sum()) for one in reported)
     if own <= max(TOLERANCE, 0.0 if numerics is None else numerics.logit):
         return [], [f"logprobs of {count:,} tokens fit the settings claimed (mean difference {own:.2g})"]
     if all(not one.any() for one in reported):

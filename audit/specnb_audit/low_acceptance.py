@@ -27,14 +27,13 @@ from specnb.acceptance import DepthRates, depth_rates, depth_sums
 from specnb.arguments import require_whole, token_list
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter
-from specnb.prompts import require_tokens
 from specnb.statistics import Estimate, bootstrap
-from specnb.support import require_supported, vocabulary
+from specnb.support import context_limit, require_supported, vocabulary
 from specnb_audit.draft_mistakes import known_mistakes
 from specnb_audit.draft_replay import Array, Log, Served, Text, replay
 from specnb_audit.explanations import beginning, unclaimed_settings
 from specnb_audit.predict_numbers import in_range
-from specnb_audit.teacher_forcing import Completion, Models
+from specnb_audit.teacher_forcing import Completion, Models, require_completions
 
 RIGHT = "no mistake"
 ENTRIES = 2**26  # probabilities of the target that are kept at a time
@@ -141,12 +140,10 @@ class AcceptanceCauses:
         lines.append(f"tokens per step, bonus included: {_short(want)} as given, {_short(have)} in the log")
         if self.with_text:
             lines.append(f"e-value against no mistake: {_power(right.against)}; excluded from {1 / self.level:g} on")
-        left = sum(not one.excluded for one in self.tried[1:])
-        lines.append(
-            f"{self.tests:,} {of}; {len(self.tried) - 1} mistakes tried, {left} not excluded at level {self.level:g}"
-        )
+        same = [one for one in self.tried[1:] if not one.excluded]
+        tried = f"{len(self.tried) - 1} mistakes tried, {len(same)} not excluded at level {self.level:g}"
+        lines.append(f"{self.tests:,} {of}; {tried}")
         if self.inseparable:
-            same = [one for one in self.tried[1:] if not one.excluded]
             by = max(abs(one.tokens_per_step - right.tokens_per_step) for one in same)
             lines.append(f"not told from no mistake, as they change tokens per step by {by:.2g} at most:")
             lines += [f"  {one.name}" for one in same]
@@ -277,8 +274,7 @@ def _log(
         raise ValueError(
             f"there are {len(given)} prompts and {len(written)} completions; give as many, of a token or more each"
         )
-    for many in (given, written):
-        require_tokens(many, [], vocabulary(target))
+    require_completions(target, list(map(Completion, given, written)))
     if steps is None:
         return Log(given, written, [[1] * len(one) for one in written], gamma)
     if len(steps) != len(written):
@@ -315,6 +311,7 @@ def _rates(
             "per_position needs conditional (True: of steps that accepted the tokens before; False: of all steps), "
             "over ('steps' or 'requests') and logged_steps, their number"
         )
+    require_whole(logged_steps=(steps, 1))
     rates = np.array([in_range("a rate of per_position", rate, 0, 1) for rate in per_position])
     if len(rates) != gamma:
         raise ValueError(f"per_position has {len(rates)} rates; give {gamma}, one for each draft token")
@@ -337,10 +334,13 @@ def _begun_otherwise(target: PreTrainedModel, drafter: Drafter, log: Log) -> lis
     if not all(prompt[0] == begin for prompt in log.prompts):
         return []
     line = "whether the template or the tokenizer adds the begin token, and that one of them does"
-    twice = Served("the begin token twice", line, drafter, prompts=[[begin, *prompt] for prompt in log.prompts])
-    if min(map(len, log.prompts)) < 2:
-        return [twice]
-    return [twice, Served("the begin token missing", line, drafter, prompts=[prompt[1:] for prompt in log.prompts])]
+    longest = max(len(prompt) + len(tokens) for prompt, tokens in zip(log.prompts, log.completions, strict=True))
+    limit, ways = context_limit(target), dict[str, list[list[int]]]()
+    if limit is None or longest <= limit:
+        ways["twice"] = [[begin, *prompt] for prompt in log.prompts]
+    if min(map(len, log.prompts)) > 1:
+        ways["missing"] = [prompt[1:] for prompt in log.prompts]
+    return [Served(f"the begin token {how}", line, drafter, prompts=prompts) for how, prompts in ways.items()]
 
 
 def _other(
@@ -360,7 +360,7 @@ def _replayed(
     target: PreTrainedModel, log: Log, tried: Sequence[Served], sampling: Sampling, batch: int, progress: bool
 ) -> list[Array]:
     """For each hypothesis `(rows, steps, gamma, 2)` as `replay` returns it; NaN beyond the steps of a row."""
-    longest, hidden = max(map(len, log.completions)), bool(tried[0].drafter.hidden_layers)
+    longest, hidden = max(map(len, log.completions)), any(one.drafter.hidden_layers for one in tried)
     rows = max(1, min(batch, ENTRIES // (longest * vocabulary(target))))
     parts = [slice(at, at + rows) for at in range(0, len(log.prompts), rows)]
     found = [np.full((len(log.prompts), max(map(len, log.steps)), log.gamma, 2), np.nan) for _ in tried]

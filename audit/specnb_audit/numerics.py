@@ -36,7 +36,7 @@ from specnb.distributions import Sampling, total_variation
 from specnb_audit.claimed import claimed_probs, penalties_of
 from specnb_audit.evidence import log_mean
 from specnb_audit.penalties import penalised
-from specnb_audit.teacher_forcing import Completion, Models, batch_logits, teacher_forced_logits
+from specnb_audit.teacher_forcing import Completion, Models, batch_logits, forward, teacher_forced_logits
 
 SUSPICIOUS = 2.0  # decimal logarithm of an e-value from which on the report asks for more tokens
 DRAWS = 4
@@ -191,17 +191,14 @@ def _many_and_one(model: PreTrainedModel, engine: PreTrainedModel, completion: C
 
 
 def _with_cache(engine: PreTrainedModel, completion: Completion) -> Tensor:
-    name = cache_argument(engine)
-    output = engine(input_ids=torch.tensor([completion.prompt], device=engine.device), use_cache=True)
-    logits = [output.logits[:, -1]]
-    for token in completion.tokens[:-1]:
-        output = engine(
-            input_ids=torch.tensor([[token]], device=engine.device),
-            use_cache=True,
-            **{name: getattr(output, name)},
-        )
-        logits.append(output.logits[:, -1])
-    return torch.cat(logits)
+    name, cache, found = cache_argument(engine), None, list[Tensor]()
+    for part in (completion.prompt, *([token] for token in completion.tokens[:-1])):
+        ids = torch.tensor([part], device=engine.device)
+        logits, cache = forward(engine, ids, None, keep=1, use_cache=True, **{name: cache})
+        if cache is None:
+            raise ValueError(f"{type(engine).__name__} returns no {name}")
+        found.append(logits[:, -1])
+    return torch.cat(found)
 
 
 def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int = 0) -> int | None:
@@ -224,6 +221,14 @@ def crossing(log_e: NDArray[np.float64], delta: float, nats: float, before: int 
         explained = powers[:, 0] if nats < NEGLIGIBLE else np.asarray(logsumexp(powers, b=WEIGHTS, axis=1))
     passed = explained >= -np.log(delta)
     return int(n[passed.argmax()]) if passed.any() else None
+
+
+def bar(delta: float, nats: float, n: int) -> float:
+    """The logarithm of the e-value with which `crossing` passes after n tokens, at most."""
+    if nats == 0:
+        return -math.log(delta)
+    each = -math.log(delta) / ORDERS + n * nats / (1 - ORDERS)
+    return float(each[0] if nats < NEGLIGIBLE else (each - np.log(WEIGHTS) / ORDERS).min())
 
 
 class Impossible(NamedTuple):

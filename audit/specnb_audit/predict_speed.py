@@ -186,7 +186,9 @@ def emitted(given: Mapping[str, Any]) -> tuple[float | None, Range, list[str]]:
     """gamma, if the arguments of `predict` imply it, tokens per step, and what was assumed."""
     accepted = {name: given[name] for name in ACCEPTANCE if given.get(name) is not None}
     if not accepted:
-        raise ValueError(f"an acceptance is missing; give one of {', '.join(ACCEPTANCE)}")
+        raise ValueError(
+            f"an acceptance is missing; give one of {', '.join(name for name in ACCEPTANCE if name in given)}"
+        )
     gamma = _implied_gamma(accepted) if given["gamma"] is None else given["gamma"]
     gamma, conditional = None if gamma is None else in_range("gamma", gamma, 1, 1e6), given.get("conditional")
     read = {name: _tokens(name, value, gamma, conditional) for name, value in accepted.items()}

@@ -141,6 +141,8 @@ class Report:
         missed = {kind: tv for kind, tv in self.required.items() if not self.detectable.get(kind, math.inf) <= tv}
         if missed:
             kind, tv = next(iter(missed.items()))
+            if kind not in self.detectable:
+                return f"no deviation was found, and {kind} was not looked for; see --draft, --alternative and --ignore"
             return f"no deviation was found, and {kind} of a total variation of {tv:g} might have been missed"
         if self.left_out > self.sequences:
             return f"no deviation was found, and most sequences ({self.left_out:,}) were left out"

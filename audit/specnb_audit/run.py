@@ -14,7 +14,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from specnb_audit.alternatives import DEPENDENCE
-from specnb_audit.auditor import SHARE, Auditor, Ends
+from specnb_audit.auditor import SHARE, Auditor, Ends, end_tokens
 from specnb_audit.bets import Row
 from specnb_audit.claimed import penalties_of
 from specnb_audit.control import compare_with_control, side_of
@@ -153,12 +153,17 @@ def require_models(models: Models, completions: Sequence[Completion], names: Seq
     """Raises `ValueError` for a completion that a model gives no distributions for, and for
     penalties that they cannot be given."""
     vocab, penalised = vocabulary(models.target, completions[0].prompt), (models.target, models.suspected)
+    end_tokens(models.ends, vocab)
     has_logits = all(source is None or isinstance(source, PreTrainedModel) for source in penalised)
     require_penalties(penalties_of(models.sampling), vocab, has_logits)
     for source in models.all():
         require_completions(source, completions, names, vocab)
     for number, one in enumerate(completions):
-        one.constraints.require_possible(one.tokens, vocab, f"sequence {number}" if names is None else names[number])
+        name, steps, logprobs = f"sequence {number}" if names is None else names[number], one.steps, one.logprobs
+        for what, n in (("steps add up to", steps and sum(steps)), ("logprobs are", logprobs and len(logprobs))):
+            if n is not None and n != len(one.tokens):
+                raise ValueError(f"{name} has {len(one.tokens)} tokens, and its {what} {n}")
+        one.constraints.require_possible(one.tokens, vocab, name)
     if not models.ends and any(one.constraints.min_tokens for one in completions):
         raise ValueError("min_tokens is given and no end token; give those that it suppresses (--eos, eos)")
 
@@ -224,7 +229,9 @@ def _explained_report(
     def fresh_auditor(*more: str) -> Auditor:
         return settings.auditor(*numerics, more=("wrong-length", *more))
 
-    place, place_notes = _forced(report, models, known, fresh_auditor())
+    place, place_notes = "", list[str]()
+    if report.rejected and not report.violations:  # asked first of all explanations
+        place, place_notes = forced_places(models, known, fresh_auditor())
     alone = None if place else rows_alone(report, models, known, fresh_auditor(*DEPENDENCE))
     report = replace(report, rows_alone=alone, cause=place)
     if engine.control:
@@ -235,13 +242,6 @@ def _explained_report(
     checks, notes = [*wrong, *report.checks, *slow], [*report.notes, *place_notes, *right, *lengths]
     notes += endings_of(models.target, known, auditor)
     return replace(report, checks=checks, notes=notes)
-
-
-def _forced(report: Report, models: Models, completions: Sequence[Completion], fresh: Auditor) -> tuple[str, list[str]]:
-    """The cause and the note of `forced_places`, asked first of all explanations."""
-    if not report.rejected or report.violations:
-        return "", []
-    return forced_places(models, completions, fresh)
 
 
 def _with_rate(
@@ -258,14 +258,14 @@ def _with_rate(
 
 
 def _first(completions: Iterable[Completion | None]) -> tuple[list[Completion | None], Iterator[Completion | None]]:
-    """The first completions, up to one with tokens and as many as are ready; and the iterator over
-    the rest."""
+    """The first completions, up to one with tokens, and as many more with tokens as are ready, up to `MEASURED`;
+    and the iterator over the rest."""
     rest = iter(completions)
     first: list[Completion | None] = []
     for completion in rest:
         first.append(completion)
-        ready = [one for one in first if one is not None]
-        if len(ready) >= MEASURED or (completion is None and any(one.tokens for one in ready)):
+        ready = [one for one in first if one is not None and one.tokens]
+        if len(ready) >= MEASURED or (completion is None and ready):
             break
     return first, rest
 
@@ -329,7 +329,7 @@ def _explained(
         cause = bonus_of_draft(report) or only_after_rejections(report, models, completions, fresh)
         cause = cause or first_of_steps(report)
     if report.rejected and not cause:
-        cause, more, alone = repeated_noise(report, models, completions, fresh())
+        cause, more, alone = repeated_noise(report, models, completions, auditor, fresh())
         report, checks = replace(report, rows_alone=report.rows_alone or alone), [*more, *checks]
         if report.diagnosis == "never-occurs" and not cause:
             cause = auditor.bets.absences.words()

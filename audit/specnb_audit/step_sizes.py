@@ -33,24 +33,23 @@ def step_findings(models: Models, completions: Sequence[Completion]) -> tuple[li
     if models.draft is None:
         return never * (len(sizes) >= FEWEST), notes
     tests, accepted, expected, variance = 0, 0, 0.0, 0.0
-    rows = teacher_forced_rows(models._replace(suspected=None, faults=False), given)
-    for row in rows:
+    places = (place for one in given for place in _places(one.steps or []))
+    for row in teacher_forced_rows(models._replace(suspected=None, faults=False), given):
         assert row.q is not None
-        one = overlap(row.p, row.q.to(row.p.dtype)).tolist()
-        for at, (position, goes_on) in enumerate(_places(row.steps or [])):
-            is_cut = at + 1 == len(row.tokens) and not row.more
-            if position < max(longest - 1, 1) and not is_cut:
+        for beta, (position, goes_on, is_seen) in zip(overlap(row.p, row.q).tolist(), places, strict=False):
+            if position < max(longest - 1, 1) and is_seen:
                 tests, accepted = tests + 1, accepted + goes_on
-                expected += one[at]
-                variance += one[at] * (1 - one[at])
+                expected, variance = expected + beta, variance + beta * (1 - beta)
     if tests < FEWEST or abs(accepted - expected) < CLEAR * math.sqrt(variance + 1):
         return never * (tests >= FEWEST), notes
     rule = f"where Algorithm 1 would accept {expected / tests:.2f}"
-    less = "; drafter and verification may see other distributions, or another rule is used" * (accepted < expected)
+    less = "; drafter and verification may see other distributions, steps draft fewer tokens, or another rule is used"
     found = never[0] if never else f"{accepted / tests:.2f} of the draft tokens are accepted"
-    return [f"{found}, {rule}{less}"], notes
+    return [f"{found}, {rule}{less * (accepted < expected)}"], notes
 
 
-def _places(steps: Sequence[int]) -> list[tuple[int, bool]]:
-    """The position of each token in its step, and whether the step goes on."""
-    return [(position, position + 1 < size) for size in steps for position in range(size)]
+def _places(steps: Sequence[int]) -> list[tuple[int, bool, bool]]:
+    """For each token, its position in its step, whether the step goes on, and whether that says that a draft token
+    was accepted: not in the first step, which may have had no draft, and not at the last token, where it may be cut."""
+    places = [(at, at + 1 < size, step > 0) for step, size in enumerate(steps) for at in range(size)]
+    return [*places[:-1], (*places[-1][:2], False)]

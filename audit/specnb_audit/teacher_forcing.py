@@ -19,8 +19,7 @@ from specnb.distributions import Sampling, total_variation
 from specnb.support import TokenMap, context_limit
 from specnb.support import vocabulary as vocabulary_of
 from specnb_audit.bets import CutoffGap, Row, steps_between
-from specnb_audit.claimed import claimed_probs, penalties_of
-from specnb_audit.claimed import cutoff_gap as cutoff_gap
+from specnb_audit.claimed import claimed_probs, cutoff_gap, penalties_of
 from specnb_audit.constraints import NO_CONSTRAINTS, Constraints, constrained
 from specnb_audit.logit_faults import ROUNDINGS, TIMES, newest_counted
 from specnb_audit.penalties import NO_PENALTIES, penalised
@@ -105,9 +104,7 @@ def teacher_forced_rows(models: Models, completions: Iterable[Completion | None]
 
 def _rows(models: Models, completions: Sequence[Completion], vocab: int) -> Iterator[Row]:
     sources = (models.target, models.draft, models.suspected)
-    pieces = [
-        repeat(None) if source is None else _logits(source, completions, vocab, models.factors) for source in sources
-    ]
+    pieces = [repeat(None) if source is None else _logits(models, source, completions, vocab) for source in sources]
     for piece, drafted, other in zip(*pieces, strict=False):  # repeat has no end
         yield _row(models, piece, drafted and drafted[2], other and other[2])
 
@@ -119,8 +116,8 @@ def teacher_forced_logits(
     logits, penalised and constrained, and the draft's, if there is one."""
     for batch in _batches((one for one in completions if one.tokens), models):
         vocab = vocabulary(models.target, batch[0].prompt)
-        drafts = repeat(None) if models.draft is None else _logits(models.draft, batch, vocab, models.factors)
-        for piece, draft in zip(_logits(models.target, batch, vocab, models.factors), drafts, strict=False):
+        drafts = repeat(None) if models.draft is None else _logits(models, models.draft, batch, vocab)
+        for piece, draft in zip(_logits(models, models.target, batch, vocab), drafts, strict=False):
             one, start, logits = piece
             yield one, start, _processed(models, logits, one, start), None if draft is None else draft[2]
 
@@ -179,7 +176,7 @@ def _row(
         faults=faults,
         prompt=completion.prompt,
         batch=completion.batch,
-        steps=_steps(completion, start, len(tokens)),
+        steps=completion.steps and steps_between(completion.steps, start, start + len(tokens)),
         cutoff_gaps={start + at: gap for at, gap in cutoff_gaps(tokens, p, logits, models.sampling).items()},
         continues=start > 0,
         more=start + len(tokens) < len(completion.tokens),
@@ -191,14 +188,6 @@ def cutoff_gaps(tokens: Sequence[int], p: Tensor, logits: Tensor, sampling: Samp
     `logits` that p was made from."""
     impossible = p.gather(-1, torch.as_tensor(tokens, device=p.device)[:, None])[:, 0] == 0
     return {at: cutoff_gap(logits[at], sampling, tokens[at]) for at in impossible.nonzero()[:, 0].tolist()}
-
-
-def _steps(completion: Completion, start: int, n: int) -> Sequence[int] | None:
-    """The steps of a piece; steps that do not fit the completion are returned as they are."""
-    steps = completion.steps
-    if steps is None or sum(steps) != len(completion.tokens):
-        return steps
-    return steps_between(steps, start, start + n)
 
 
 def _batches(completions: Iterable[Completion | None], models: Models) -> Iterator[list[Completion]]:
@@ -241,26 +230,27 @@ def _length(completion: Completion) -> int:
 
 
 def _logits(
-    source: Source, completions: Sequence[Completion], vocab: int, factors: Factors = "whole"
+    models: Models, source: Source, completions: Sequence[Completion], vocab: int
 ) -> Iterator[tuple[Completion, int, Tensor]]:
-    """For each completion, or piece of one: it, the offset of its first token, and logits `(n,
-    vocab)`."""
+    """For each completion, or piece of one, which is the same for all of `models`: it, the offset of its first
+    token, and logits `(n, vocab)` of `source`."""
     if not isinstance(source, PreTrainedModel):
         for completion in completions:
             yield completion, 0, _function_logits(source, completion, vocab)
-    elif factors != "whole" and has_longrope(source):
+    elif models.factors != "whole" and has_longrope(source):
         limit = context_limit(source)
         assert limit is not None
         for completion in completions:
-            if factors == "long":
+            if models.factors == "long":
                 yield from batch_logits(source, [completion], vocab, least=limit + 1)
             else:
                 yield from _in_pieces(source, completion, limit, vocab)
     elif (
         len(completions) == 1
         and _length(completions[0]) * vocab > LOGITS
-        and not is_beyond(source, completions[0])  # its first piece would have other factors
-        and agrees_in_pieces(source)
+        # The first piece of one beyond a longrope's length would have other factors.
+        and all(isinstance(one, PreTrainedModel) and not is_beyond(one, completions[0]) for one in models.all())
+        and all(agrees_in_pieces(one) for one in models.all() if isinstance(one, PreTrainedModel))
     ):
         yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab), vocab)
     else:
@@ -277,7 +267,7 @@ def batch_logits(
     rows = [[*completion.prompt, *completion.tokens[:-1]] for completion in completions]
     ids = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=model.device)
     first = min(len(completion.prompt) for completion in completions) - 1
-    logits, _ = _forward(model, ids, vocab, keep=longest - first, use_cache=False)
+    logits, _ = forward(model, ids, vocab, keep=longest - first, use_cache=False)
     for completion, row in zip(completions, logits, strict=True):
         start = len(completion.prompt) - 1 - first
         yield completion, 0, row[start : start + len(completion.tokens)]
@@ -291,13 +281,13 @@ def _in_pieces(
     cache = None
     offset = 1 - len(completion.prompt)  # negative offsets are in the prompt
     for part in ids.split(size, dim=1):
-        logits, cache = _forward(model, part, vocab, keep=part.shape[1], use_cache=True, **{name: cache})
+        logits, cache = forward(model, part, vocab, keep=part.shape[1], use_cache=True, **{name: cache})
         if offset + part.shape[1] > 0:
             yield completion, max(offset, 0), logits[0, max(-offset, 0) :]
         offset += part.shape[1]
 
 
-def _forward(model: PreTrainedModel, ids: Tensor, vocab: int | None, keep: int, **more: Any) -> tuple[Tensor, Any]:
+def forward(model: PreTrainedModel, ids: Tensor, vocab: int | None, keep: int, **more: Any) -> tuple[Tensor, Any]:
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         more["logits_to_keep"] = keep
     token_map = TokenMap(model, vocab)

@@ -12,21 +12,27 @@ import gzip
 import json
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any, NamedTuple
 
 LINE = '{"prompt": [ids], "tokens": [ids]}'
 GZIP = b"\x1f\x8b"
-UTF8_MARK = b"\xef\xbb\xbf"
 # bytes; no sequence is as long, and a stream or a damaged file may have no end of a line.
 LONGEST_LINE = 2**26
-MOST_BLANK = 2**20  # bytes of blank lines in a row
 ONE_EACH = "each line is one sequence"
 REGULAR = "give a file (only specnb-audit audit - reads a pipe)"
 WAITING = 1000  # lines of a pipe that are read ahead at most
 LARGEST = 2**63 - 1  # of int64, the dtype of token ids
+
+
+OPTIONAL: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "batch": (lambda value: type(value) in (int, str), "a number or a name"),
+    "seed": (lambda value: type(value) is int, "an integer"),
+    "min_tokens": (lambda value: type(value) is int and value >= 0, "a number of tokens from 0"),
+    "kind": (lambda value: type(value) is str, "a name"),
+}
 
 
 class Sequence(NamedTuple):
@@ -106,7 +112,7 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
     `ValueError`, which says what `form` a line has, where there are none."""
     if file.is_fifo() or file.is_char_device():
         raise ValueError(f"{file} is a pipe or a device, which may have no end; {REGULAR}")
-    where, blank = "", 0
+    where = ""
     with file.open("rb") as raw:
         packed = raw.peek(len(GZIP)).startswith(GZIP)
         stream: Any = gzip.GzipFile(fileobj=raw) if packed else raw
@@ -115,56 +121,30 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
         for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
             if len(line) == LONGEST_LINE:
                 raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
-            content = line.removeprefix(UTF8_MARK) if number == 1 else line
-            if not (blank := _blank(content, blank, f"{file.name}, line {number}")):
+            if line.strip():
                 where = f"{file.name}, line {number}"
-                yield content, where
+                yield line, where
     if not where:
         raise ValueError(f"{file.name} is empty; each line is {form}")
 
 
-def _blank(line: bytes, before: int, where: str) -> int:
-    """The bytes of blank lines in a row, `before` and this one; 0 if it is none. Raises `ValueError`
-    for too many, of which a small packed file may hold gigabytes."""
-    blank = 0 if line.strip() else before + max(len(line), 1)
-    if blank > MOST_BLANK:
-        raise ValueError(f"{where} is blank, and so is a megabyte before it; is this a file of tokens?")
-    return blank
-
-
 def _sequence(entries: dict[str, Any], where: str, bonus: bool = True) -> Sequence:
     prompt, tokens = (_integers(entries, key, where) for key in ("prompt", "tokens"))
-    batch, seed = entries.get("batch"), entries.get("seed")
-    if batch is not None and type(batch) not in (int, str):
-        raise ValueError(f"{where}: 'batch' is {_short(json.dumps(batch))}; give a number or a name, or leave it out")
-    if seed is not None and type(seed) is not int:
-        raise ValueError(f"{where}: 'seed' is {_short(json.dumps(seed))}; give an integer, or leave it out")
-    steps = _integers(entries, "steps", where) if "steps" in entries else None
+    for name, (is_valid, words) in OPTIONAL.items():
+        if (value := entries.get(name)) is not None and not is_valid(value):
+            raise ValueError(f"{where}: {name!r} is {_short(json.dumps(value))}; give {words}, or leave it out")
+    steps, forced = (
+        None if entries.get(name) is None else _integers(entries, name, where) for name in ("steps", "forced")
+    )
     total = 0 if steps is None else sum(steps) + len(steps) * (not bonus)
     if steps is not None and total != len(tokens):
         raise ValueError(
             f"{where}: steps add up to {_short(str(total))} for {len(tokens)} tokens; give the number of tokens of "
             "each step, its recovered or bonus token included"
         )
-    forced = _integers(entries, "forced", where) if "forced" in entries else None
-    return Sequence(
-        where, prompt, tokens, steps, batch, seed, forced, _minimum(entries, where), _allowed(entries, where),
-        _logprobs(entries, where, len(tokens)), _kind(entries, where),
-    )  # fmt: skip
-
-
-def _kind(entries: dict[str, Any], where: str) -> str | None:
-    value = entries.get("kind")
-    if value is not None and type(value) is not str:
-        raise ValueError(f"{where}: 'kind' is {_short(json.dumps(value))}; give a name, or leave it out")
-    return value
-
-
-def _minimum(entries: dict[str, Any], where: str) -> int | None:
-    value = entries.get("min_tokens")
-    if value is not None and not (type(value) is int and value >= 0):
-        raise ValueError(f"{where}: 'min_tokens' is {_short(json.dumps(value))}; give a number of tokens from 0")
-    return value
+    allowed, logprobs = _allowed(entries, where), _logprobs(entries, where, len(tokens))
+    given = {name: entries.get(name) for name in OPTIONAL}
+    return Sequence(where, prompt, tokens, steps, forced=forced, allowed=allowed, logprobs=logprobs, **given)
 
 
 def _allowed(entries: dict[str, Any], where: str) -> list[Any] | None:
@@ -212,7 +192,7 @@ def decoded(line: bytes, where: str, form: str) -> Any:
     """What a line of JSON holds. Raises `ValueError` that says where it is and what `form` it
     should have."""
     try:
-        return json.loads(line.decode("utf-8"))
+        return json.loads(line.decode("utf-8-sig"))  # a file may begin with a mark of its encoding
     except UnicodeDecodeError as error:
         raise ValueError(f"{where} is not UTF-8 (byte {error.start + 1} of the line); save the file as UTF-8") from None
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deeply
@@ -240,7 +220,7 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
     `ValueError`, with the number of the line, for what is no sequence."""
     queue: Queue[bytes | BaseException | None] = Queue(WAITING)
     threading.Thread(target=_fill, args=(lines, queue), daemon=True).start()
-    first, number, blank = None, 0, 0
+    first, number = None, 0
     while True:
         try:
             item = queue.get_nowait()
@@ -257,7 +237,7 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
         if item.startswith(GZIP):
             raise ValueError(f"{name} is compressed; unpack it first: gzip -dc FILE | specnb-audit audit - ...")
         where = f"{name}, line {number}"
-        if not (blank := _blank(item, blank, where)):
+        if item.strip():
             sequence = _sequence(_parsed(item, where), where)
             first = first or sequence
             require_alike(first, sequence)

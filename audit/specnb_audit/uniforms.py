@@ -167,6 +167,13 @@ def same_race_ratio(p: Array, p_token: Array, likely: Likely, earlier: Array, ag
     return np.where(known, ratio, 1.0)
 
 
+def ratio_of(r: Tensor, p: Tensor) -> Array:
+    """r/p `(n,)`, and 1 where p is 0."""
+    top, bottom = r.double(), p.double()
+    ratios: Array = torch.where(bottom > 0, top / bottom.where(bottom > 0, 1.0), 1.0).numpy(force=True)
+    return ratios
+
+
 def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeMass) -> tuple[Array, ...]:
     """r(x)/p(x) `(n,)` at `tokens` for three bugs of a step; p and q `(n, vocab)`, `q_mass` that of
     q.
@@ -195,19 +202,15 @@ def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeM
     def at_token(values: Tensor) -> Tensor:
         return values.gather(-1, tokens[:, None])[:, 0].double()
 
-    def ratio(probs: Tensor) -> Array:
-        found: Array = torch.where(p_token > 0, probs / p_token.where(p_token > 0, 1.0), 1.0).numpy(force=True)
-        return found
-
     p_token, accepted_token = at_token(p), at_token(accepted)
     ratios = []
     for cumulative in (one_uniform, shared_noise):
         recovered = (cumulative(high) - cumulative(low)).clamp_min(0)
-        ratios.append(ratio(torch.where(high > low, accepted_token + recovered, accepted_token)))
+        ratios.append(ratio_of(torch.where(high > low, accepted_token + recovered, accepted_token), p_token))
     highest = torch.nn.functional.pad((p - q).double().cumsum(dim=-1).clamp_min(0), (1, 0)).cummax(dim=-1).values
     rest = (q - accepted).double().sum(dim=-1)  # the mass of the residual
     reached = highest[:, -1].clamp_max(rest)
     own = (highest.gather(-1, tokens[:, None] + 1) - highest.gather(-1, tokens[:, None]))[:, 0]
     for token in (p.shape[-1] - 1, 0):
-        ratios.append(ratio(accepted_token + own + (rest - reached) * (tokens == token)))
+        ratios.append(ratio_of(accepted_token + own + (rest - reached) * (tokens == token), p_token))
     return tuple(ratios)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -71,7 +72,7 @@ def test_a_detectable_deviation_is_detected_with_the_stated_power() -> None:
     nowhere = np.zeros((n, 0), dtype=bool)
     quiet = Evidence(["a"], 0)
     quiet.add(ratios[generator.choice(6, p=p, size=n)], nowhere)
-    distance = quiet.detectable(delta)["a"]
+    distance = quiet.detectable(-math.log(delta))["a"]
     share = distance / (np.abs(p - r).sum() / 2)
     assert 0 < share < 1
 
@@ -95,8 +96,8 @@ def test_an_alternative_among_k_is_detectable_as_one_alone_at_delta_over_k() -> 
     alone, among = Evidence(["a"], 0), Evidence(["a", "b", "c", "d"], 0)
     alone.add(ratios[:, :1], nowhere)
     among.add(ratios, nowhere)
-    assert among.detectable(1e-6)["a"] == pytest.approx(alone.detectable(1e-6 / 4)["a"])
-    assert among.detectable(1e-6)["a"] > alone.detectable(1e-6)["a"]
+    assert among.detectable(math.log(1e6))["a"] == pytest.approx(alone.detectable(math.log(4e6))["a"])
+    assert among.detectable(math.log(1e6))["a"] > alone.detectable(math.log(1e6))["a"]
 
 
 def test_no_deviation_beyond_the_alternative_itself_is_called_detectable() -> None:
@@ -105,7 +106,7 @@ def test_no_deviation_beyond_the_alternative_itself_is_called_detectable() -> No
     evidence, found = Evidence(["one"], 0), []
     for _ in range(100):
         evidence.add(np.array([[1.6], [0.4]]), np.zeros((2, 0), dtype=bool))
-        found.append(evidence.detectable(delta=0.01)["one"])
+        found.append(evidence.detectable(math.log(100))["one"])
     assert np.isnan(found[0])
     assert not np.isnan(found[-1])
     assert np.nanmax(found) <= 0.3 + 1e-12

@@ -29,9 +29,8 @@ from specnb_audit.explanations import (
     likelier_settings,
     other_settings_or_prompts,
 )
-from specnb_audit.shared_noise import repeated_noise_lag
 from specnb_audit.step_sizes import step_findings
-from specnb_audit.teacher_forcing import Completion, Models
+from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_rows
 
 # Other settings
 
@@ -344,11 +343,18 @@ def target(prefix: tuple[int, ...]) -> list[float]:
     return depending(prefix).tolist()  # type: ignore[no-any-return]
 
 
+def repeated_noise(given: list[Completion]) -> tuple[int, float]:
+    auditor = Auditor()
+    for row in teacher_forced_rows(Models(target), given):
+        auditor.add(row)
+    return auditor.bets.distant_noise.lag()
+
+
 @pytest.mark.parametrize(("calls", "lag"), [(2, 5), (3, 1)])
 def test_calls_with_one_seed_repeat_their_noise_so_many_lines_apart(calls: int, lag: int) -> None:
     """Each call has `lag` sequences, whose noises are those of the call before."""
     given = [Completion([number], raced(number, 30, [3, number % lag], anew=False)) for number in range(calls * lag)]
-    found, log10 = repeated_noise_lag(Models(target), given)
+    found, log10 = repeated_noise(given)
     assert (found, log10 > 6) == (lag, True)
 
 
@@ -366,7 +372,7 @@ def test_a_bias_and_independent_sequences_repeat_no_noise() -> None:
                 p = change(depending(text))
                 text.append(int(random.choice(len(p), p=p / p.sum())))
             given.append(Completion([number], text[1:]))
-        assert repeated_noise_lag(Models(target), given)[1] < 2
+        assert repeated_noise(given)[1] < 2
 
 
 def budget(count: int, other: bool) -> list[Completion]:

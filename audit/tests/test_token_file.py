@@ -6,7 +6,6 @@ import gzip
 import re
 import threading
 from collections.abc import Iterator
-from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from tiny import llama, near_copy
 
 from specnb import generate
-from specnb_audit.token_file import MOST_BLANK, Seeds, Sequence, lines_of, read_stream, read_tokens, save_tokens
+from specnb_audit.token_file import Seeds, Sequence, lines_of, read_stream, read_tokens, save_tokens
 
 GOOD = '{"prompt": [1], "tokens": [2]}'
 
@@ -65,15 +64,6 @@ def test_a_file_that_cannot_be_saved_leaves_the_old_one(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match="a completion is"):
             save_tokens(file, [[1], [1]], [[2], tokens])
     assert file.read_text() == GOOD
-
-
-def test_blank_lines_without_end_are_refused(tmp_path: Path) -> None:
-    blank = b"\n" * MOST_BLANK
-    assert len(read_tokens(write(tmp_path, gzip.compress(blank + GOOD.encode() + blank)))) == 1
-    with pytest.raises(ValueError, match=f"^tokens.jsonl, line {MOST_BLANK + 1} is blank"):
-        read_tokens(write(tmp_path, gzip.compress(b"\n" + blank + GOOD.encode())))
-    with pytest.raises(ValueError, match=f"^stdin, line {MOST_BLANK + 1} is blank"):
-        list(read_stream(repeat(b"")))
 
 
 LINE = '{"prompt": [ids], "tokens": [ids]}'

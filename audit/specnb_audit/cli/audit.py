@@ -19,12 +19,12 @@ from specnb.distributions import Sampling
 from specnb.formats import draft_in
 from specnb.loading import folder_of, load_model
 from specnb_audit import Engine
-from specnb_audit.alternatives import LEARNED
+from specnb_audit.alternatives import ALTERNATIVES, LEARNED
 from specnb_audit.claimed import claimed_sampling
 from specnb_audit.cli import INTERRUPTED, UNDECIDED, one_line
 from specnb_audit.cli.tokens_out import parsed
 from specnb_audit.constraints import Constraints
-from specnb_audit.report import KINDS, Report
+from specnb_audit.report import Report
 from specnb_audit.run import Settings, audit_completions, require_models
 from specnb_audit.setting_names import NOT_AUDITED, PENALTIES
 from specnb_audit.teacher_forcing import Completion, Models
@@ -93,11 +93,13 @@ def _bias(words: str) -> tuple[str, float]:
 
 
 def _draft_sampling(options: argparse.Namespace) -> Sampling | None:
-    given = (options.draft_temperature, options.draft_top_k, options.draft_top_p, options.draft_min_p)
-    if all(value is None for value in given):
+    names = ("temperature", "top_k", "top_p", "min_p")
+    own = {name: value for name in names if (value := getattr(options, f"draft_{name}")) is not None}
+    if not own:
         return None
-    default = (options.temperature, options.top_k, options.top_p, options.min_p)
-    return Sampling(*(own if value is None else value for value, own in zip(given, default, strict=True)))
+    if options.draft is None:
+        raise ValueError("options of the draft are given and no draft; give --draft, too")
+    return claimed_sampling({name: getattr(options, name) for name in names} | own, options.filter_order)
 
 
 def _completions(sequences: Sequence[Line], models: Models, min_tokens: int) -> list[Completion]:
@@ -145,9 +147,10 @@ def _requirement(words: str) -> tuple[str, float]:
         distance = float(size)
     except ValueError:
         distance = 0.0
-    if kind not in KINDS or kind in LEARNED or not 0 < distance <= 1:
-        kinds = ", ".join(name for name in KINDS if name not in LEARNED)
-        raise ValueError(f"--require {words}: give KIND:TV, a total variation up to 1 for one of the kinds {kinds}")
+    kinds = [name for name in ("impossible", *ALTERNATIVES) if name not in LEARNED]
+    if kind not in kinds or not 0 < distance <= 1:
+        listed = ", ".join(kinds)
+        raise ValueError(f"--require {words}: give KIND:TV, a total variation up to 1 for one of the kinds {listed}")
     return kind, distance
 
 

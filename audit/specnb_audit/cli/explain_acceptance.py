@@ -74,8 +74,8 @@ def add_to(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     # Imported here: torch and transformers take seconds.
-    from specnb.distributions import Sampling
     from specnb.loading import load_model
+    from specnb_audit.claimed import claimed_sampling
     from specnb_audit.cli import one_line
     from specnb_audit.token_file import read_tokens
 
@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     names = ("temperature", "top_k", "top_p", "min_p")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     own = {name: getattr(options, f"draft_{name}") for name in names if getattr(options, f"draft_{name}") is not None}
-    sampling, drafting = Sampling(**given), Sampling(**given | own)
+    sampling, drafting = claimed_sampling(given), claimed_sampling(given | own)
     others: dict[str, dict[str, Any]] = {}
     try:
         target = load_model(options.target, options.device, options.dtype)
