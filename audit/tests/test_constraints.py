@@ -109,6 +109,7 @@ def line(tmp_path: Path, words: str) -> Any:
 def test_lines_of_a_file(tmp_path: Path) -> None:
     one = line(tmp_path, '"forced": [1], "min_tokens": 2, "allowed_token_ids": [[2], null], "logprobs": [-1, null]')
     assert (one.forced, one.min_tokens, one.allowed, one.logprobs) == ([1], 2, [[2], None], [-1, None])
+    assert line(tmp_path, '"forced": null, "steps": null').steps is None
     chat = '{"content": [{"logprob": -0.5}, {"token": "a", "logprob": -1}]}'
     for own in ('{"token_logprobs": [-0.5, -1]}', chat):
         assert line(tmp_path, f'"logprobs": {own}').logprobs == [-0.5, -1]
@@ -118,9 +119,19 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
         ('"logprobs": {"tokens": []}', "not a list of 2 numbers"),
         ('"logprobs": [1]', "not a list of 2 numbers"),
         ('"forced": 1', "'forced' is not a list of integers"),
+        ('"seed": true', "'seed' is true; give an integer"),
     ):
         with pytest.raises(ValueError, match=message):
             line(tmp_path, words)
+
+
+def test_log_probabilities_that_are_all_missing_say_nothing() -> None:
+    report = audit(target, [[1, 2]], prompts=[[0]], logprobs=[[None, None]], progress=False)  # type: ignore[list-item]
+    assert "logprobs" not in str(report)
+
+
+def test_allowed_tokens_may_be_an_array() -> None:
+    assert Constraints(allowed=np.array([0, 5])).at(3) == (0, 5)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,12 @@ def test_a_step_that_costs_less_than_a_forward_pass_of_the_target_is_contradicto
     assert "contradict each other" in str(explain(speedup=1.9, tokens_per_step=2, gamma=3, cost_ratio=0.3))
 
 
+def test_the_advice_is_for_the_part_without_which_it_would_be_fastest() -> None:
+    found = str(explain(speedup=1.5, tokens_per_step=2.5, gamma=4, cost_ratio=0.12, verify_cost=1.02))
+    assert "drafting: 0.48; without it 2.11" in found
+    assert "try first: a cheaper drafter" in found
+
+
 # Several lines
 
 
@@ -140,6 +146,7 @@ def test_it_says_whether_to_speculate(a: float, b: float, alpha: float, said: st
         ([(1, 1.8, 140.0), (1, 1.9, 100.0)], r"all lines are at gamma = 1, where a step took 1\.29, 1\.90 plain steps"),
         ([(1, 2.8, 140.0), (4, 2.9, 150.0)], "tokens_per_step is 2.8; with gamma = 1"),
         ([(2, 2.3, 67.0), (4, 2.1, 66.0)], "more draft tokens gave fewer tokens"),
+        ([(0, 1.0, 150.0), (2, 2.4, 100.0), (4, 3.0, 110.0)], "plain is 100.0, and the line at gamma = 0 has 150"),
         ([(2, 2.4, 100.0), (4, 3.0, 180.0)], "the lines contradict each other: more draft tokens took less time"),
     ],
 )

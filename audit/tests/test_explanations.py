@@ -266,6 +266,25 @@ def test_steps_of_algorithm_1_are_no_finding_and_their_longest_is_told() -> None
     assert "where Algorithm 1 would accept 1.00" in check
 
 
+@pytest.mark.parametrize("size", [1, 2, 100])
+def test_a_first_step_without_a_draft_and_a_cut_last_one_are_no_tests(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, too."""
+    target, draft = llama(dtype=torch.float64), llama(seed=9, layers=1, dtype=torch.float64)
+    made = generate(target, [[1, 2]] * 200, draft, gamma=2, max_new_tokens=6, check=False, progress=False)
+    steps = [[int(n) for n in row if n] for row in made.record.emitted]
+    after = [[*prompt, tokens[0]] for prompt, tokens in zip(made.prompts, made.tokens, strict=True)]
+    again = generate(target, after, draft, gamma=2, max_new_tokens=6, seed=1, check=False, progress=False)
+    given = [
+        Completion([1, 2], [first[0], *tokens], [1, *(int(n) for n in row if n)])
+        for first, tokens, row in zip(made.tokens, again.tokens, again.record.emitted, strict=True)
+    ]
+    monkeypatch.setattr("specnb_audit.teacher_forcing.LOGITS", 4 * size)
+    for texts in (given, [Completion([1, 2], *one) for one in zip(made.tokens, steps, strict=True)]):
+        assert step_findings(Models(target, draft=draft), texts)[0] == []
+
+
 # Prompts, ends and dependence
 
 

@@ -152,13 +152,14 @@ def test_the_layers_whose_states_a_head_was_served_with_are_named() -> None:
 
 
 def test_a_mistake_that_nobody_knows_fits_nothing() -> None:
-    target, draft = tiny(0), tiny(1, 1)
+    target, draft = tiny(0, 4), tiny(1, 1)
     found = explain_acceptance(target, draft, **logged(target, tiny(2, 1)))
     assert not found.fits
     assert not found.named
     assert "none of the known mistakes fits" in str(found)
-    other = explain_acceptance(target, draft, **logged(target, tiny(2, 1)), others={"another": {"draft": tiny(2, 1)}})
-    assert other.named == ("another",)
+    head = AttentionDrafter(target, head_of(target))
+    others: dict[str, Any] = {"a head": {"draft": head}, "another": {"draft": tiny(2, 1)}}
+    assert explain_acceptance(target, draft, **logged(target, tiny(2, 1)), others=others).named == ("another",)
 
 
 def test_settings_that_the_text_contradicts_are_said_and_no_mistake_is_named() -> None:
@@ -169,6 +170,23 @@ def test_settings_that_the_text_contradicts_are_said_and_no_mistake_is_named() -
     assert "--temperature 0.5" in str(found).splitlines()[1]
     assert (found.fits, found.named) == (False, ())
     assert explain_acceptance(target, draft, **log, sampling=sampling).fits
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8, top_p=0.8), Sampling(top_k=3)])
+def test_the_text_of_a_filter_does_not_contradict_it(sampling: Sampling) -> None:
+    target, draft = tiny(0), tiny(1, 1)
+    log = logged(target, ModelDrafter(draft, sampling), sampling=sampling)
+    assert explain_acceptance(target, draft, **log, sampling=sampling).fits
+
+
+def test_the_begin_token_is_tried_twice_only_where_there_is_room() -> None:
+    target, draft = tiny(0), tiny(1, 1)
+    log = logged(target, draft)
+    for more, tried in ((0, False), (1, True)):
+        target.config.max_position_embeddings = len(PROMPTS[0]) + 32 - 1 + more
+        found = explain_acceptance(target, draft, **log)
+        names = {one.name for one in found.tried}
+        assert ("the begin token twice" in names, "the begin token missing" in names) == (tried, True)
 
 
 def test_a_log_in_which_no_step_gives_a_bonus_token_is_told_with_which_gamma_to_read_it() -> None:
@@ -282,6 +300,8 @@ def test_averages_alone_exclude_what_has_other_averages() -> None:
         ({"steps": None, "per_position": [0.5, 0.4]}, "per_position needs conditional"),
         ({"steps": None, "per_position": [0.4, 0.5], "conditional": False, "over": "steps", "logged_steps": 9}, "rise"),
         ({"steps": None, "per_position": [0.4], "conditional": True, "over": "steps", "logged_steps": 9}, "1 rates"),
+        ({"steps": None, "per_position": [0, 0], "conditional": True, "over": "steps", "logged_steps": 0}, "is 0; it"),
+        ({"completions": [[2, 3, 9]]}, "sequence 0 has the token 9"),
         ({"steps": [[3]], "gamma": 1}, "emits 3 tokens; with gamma 1"),
         ({"steps": [[3], [3]]}, "1 completions and steps of 2"),
         ({"kinds": []}, "1 completions and 0 kinds"),

@@ -19,6 +19,7 @@ from specnb.rules import Outcome, token_verification
 from specnb.sampler import generate
 from specnb_audit import (
     Auditor,
+    Constraints,
     Engine,
     assert_exact,
     audit,
@@ -57,6 +58,13 @@ def test_exact_completions_of_a_model_pass(target: PreTrainedModel, draft: PreTr
     assert report.numerics is not None
     assert report.numerics.logit < 1e-4
     assert report.detectable["argmax"] > 0
+
+
+def test_numerics_are_measured_where_the_first_completions_are_empty(target: PreTrainedModel) -> None:
+    report = audit(target, torch.tensor([[1], [2]]), prompts=[[1]] * 2, progress=False)
+    assert report.numerics is not None
+    report = audit(target, [[]] * 5 + [[1, 2]], prompts=[[1]] * 6, progress=False)
+    assert report.numerics is not None
 
 
 def test_a_broken_sampler_is_found(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -103,6 +111,9 @@ def coin(prefix: tuple[int, ...]) -> list[float]:
         ([[1]], {"prompts": [[]]}, "sequence 0 has no prompt"),
         ([[1] * 40], {}, "sequence 0 has 41 tokens with its prompt, and the model has 16 positions"),
         ([[1]], {"draft": coin}, "vocabulary"),
+        ([[1, 2, 3]], {"steps": [[1]]}, "sequence 0 has 3 tokens, and its steps add up to 1"),
+        ([[1, 2, 3]], {"logprobs": [[-0.1]]}, "sequence 0 has 3 tokens, and its logprobs are 1"),
+        ([[1]], {"eos": 9}, "eos is 9; the vocabulary has the tokens 0 to 3"),
         ([[1]], {"engine": Engine(control=[Completion([0], [])])}, "the control has no tokens"),
     ],
 )
@@ -132,6 +143,24 @@ def test_what_is_no_token_and_no_number_is_refused(wrong: dict[str, Any], words:
     good: dict[str, Any] = {"completions": [[0, 1]], "prompts": [[0]]}
     with pytest.raises((TypeError, ValueError), match=words):
         audit(coin, **(good | wrong), progress=False)
+
+
+def test_a_rejection_after_the_tokens_that_are_read_again_is_blamed_on_no_constraint(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokens = [[0, 1] * 10] * 2 + [[1] * 20] * 4
+    monkeypatch.setattr("specnb_audit.explanations.TRIED", 40)
+    least = Constraints(min_tokens=1)
+    report = audit(lambda _: [0.4, 0.5, 0.1], tokens, prompts=[[]] * 6, eos=2, constraints=least, progress=False)
+    assert report.rejected
+    assert "min_tokens" not in report.cause
+
+
+def test_lines_that_are_sorted_by_length_are_named(target: PreTrainedModel) -> None:
+    tokens = [[1] * (1 + n // 4) for n in range(40)]
+    report = audit(target, tokens, prompts=[[1]] * 40, progress=False)
+    assert report.rejected
+    assert any(check.startswith("later lines are longer") for check in report.checks)
 
 
 # Rows and completions as they arrive

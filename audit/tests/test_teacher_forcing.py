@@ -144,6 +144,14 @@ def test_pieces_of_a_text_say_where_they_are(size: int, small_runs: Callable[[in
     assert {(tuple(one.prompt), one.batch) for one in pieces} == {((1, 2, 0), "a")}
 
 
+def test_a_function_beside_a_model_that_is_read_in_pieces(small_runs: Callable[[int], None]) -> None:
+    draft = llama(dtype=torch.float64)
+    small_runs(2)
+    row, *_ = rows_of(lambda prefix: [0.25] * 4, TEXTS[:1], draft=draft)
+    assert row.q is not None
+    assert row.q.shape == (4, 4)
+
+
 @pytest.mark.parametrize("size", [2, 100])
 def test_a_model_that_always_returns_all_logits(size: int, small_runs: Callable[[int], None]) -> None:
     small_runs(size)
