@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from specnb.arguments import require_whole
 from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling, overlap, standardise
-from specnb.drafters import Context, Drafter
+from specnb.drafters import Context, Drafter, Proposal, no_distribution
 from specnb.loading import Pair
 from specnb.prompts import Prompts, require_tokens, token_lists
 from specnb.rules import Outcome
@@ -226,7 +226,7 @@ def measure_acceptance(
     keeping = Instruments(keep_probs=True)
     sampler = Sampler(target, None, sampling=sampling, compile=False, instruments=keeping, progress=False)
     model = sampler.target
-    if isinstance(draft, str):
+    if isinstance(draft, str) and draft == "auto":
         draft = target.draft if isinstance(target, Pair) else PromptLookupDrafter(vocabulary(model))
     drafts: Mapping[str, ModelOrDrafter] = draft if isinstance(draft, Mapping) else {"draft": draft}
     for each in drafts.values():
@@ -324,6 +324,9 @@ class _Text:
         for place in range(places):
             ahead = slice(place, place + gamma)
             q = drafter.along(context, self.tokens[:, ahead]).to(self.p.device)
+            total = q.sum(dim=-1)
+            if bool((no_distribution(Proposal((total > 0).long() - 1, q)) | total.isnan()).any()):
+                raise ValueError(f"the q of {type(drafter).__name__} is no distribution, or NaN; see Drafter.propose")
             each = _compared(self.p[:, ahead], q, self.tokens[:, ahead])
             measured.append(pad(each, (0, 0, 0, gamma - each.shape[1])))
             newest = self.tokens[:, place]

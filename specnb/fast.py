@@ -27,6 +27,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from specnb.arguments import shown
 from specnb.cache import RaggedCache, decoder_config, written_and_seen
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -75,6 +76,8 @@ class PrivateModel:
     """
 
     def __init__(self, model: PreTrainedModel, compile: Compile = False) -> None:
+        if not isinstance(compile, bool) and compile != "auto":
+            raise ValueError(f'compile is {shown(compile)}; it must be False, True or "auto"')
         self.model = model
         self.modules = shared_copy(model)
         self.packed: list[PackedLinear] = []

@@ -133,8 +133,6 @@ class Sampler:
         if isinstance(target, Pair):
             draft = target.draft if isinstance(draft, str) and draft == "auto" else draft
             tokenizer, target = tokenizer or target.tokenizer, target.target
-        if not isinstance(compile, bool) and compile != "auto":
-            raise ValueError(f'compile is {shown(compile)}; it must be False, True or "auto"')
         require_sampling(sampling)
         self.target, self.sampling, self.tokenizer = target, sampling, tokenizer
         self.instruments, self.progress, self.in_a_call = instruments or Instruments(), progress, Lock()
@@ -153,8 +151,7 @@ class Sampler:
         # A graph would keep the numbers that the user's hooks read when it was captured.
         self.captures = target.device.type == "cuda" and compile is not False and not has_code_of_its_own(target)
         self.private = PrivateModel(target, compile)
-        # A batch class of the user's is not compared with the model, because known bugs are such classes.
-        self.check = Check(target, self.gamma, sampling) if check and self.instruments.batch_class is None else None
+        self.check = Check(target, self.gamma, sampling) if check else None
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and name in vars(self):
@@ -162,6 +159,11 @@ class Sampler:
         super().__setattr__(name, value)
         if name == "instruments":
             self.batch = None  # a new one has them
+
+    @property
+    def active_check(self) -> Check | None:
+        """None with a batch class of the user's, because known bugs are such classes."""
+        return self.check if self.instruments.batch_class is None else None
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a sampler, which owns caches and compiled code, cannot be copied or pickled; make another one")
@@ -232,8 +234,8 @@ class Sampler:
             self.require_models(self.drafter)
             self.private.require_unchanged()
             batch = self._batch(rows, max(lengths), max_new_tokens, len(eos))
-            if self.check is not None:
-                self.check.begin(batch)
+            if self.active_check is not None:
+                self.active_check.begin(batch)
             batch.clear(eos)
             return _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run()
         finally:
@@ -261,13 +263,13 @@ class Sampler:
             steps, eos = slots, max(eos, LEAST_EOS)
         setup = Setup(
             self.private.modules, self.drafter, self.gamma, rows, slots, steps, sampling=self.sampling, rule=self.rule,
-            max_eos=eos, keep_probs=self.instruments.keep_probs, log_probs=self.check is not None,
+            max_eos=eos, keep_probs=self.instruments.keep_probs, log_probs=self.active_check is not None,
             trace=self.instruments.trace,
         )  # fmt: skip
         require_memory(setup)
-        if self.check is not None:
+        if self.active_check is not None:
             tree = self.drafter is not None and self.drafter.parents is not None
-            self.check.new_batch(self.private.modules, slots, tree)
+            self.active_check.new_batch(self.private.modules, slots, tree)
         batch = (self.instruments.batch_class or Batch)(setup)
         if fast:
             self._prepare(batch)
@@ -297,7 +299,8 @@ class _Call:
         self.ended: dict[int, CompletedRow] = {}
         self.entered = 0  # prompts that have, or had, a row
         self.prompt_of: dict[int, int] = {}
-        self.comparison = None if sampler.check is None else Comparison(sampler.check, prompts, rows, max_new_tokens)
+        check = sampler.active_check
+        self.comparison = None if check is None else Comparison(check, prompts, rows, max_new_tokens)
         self._enter(list(range(rows)))
 
     def run(self) -> Generation:

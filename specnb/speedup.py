@@ -128,6 +128,8 @@ def measure_speedup(
     records = [generations[row, 1].record for row in range(len(lists))]
     per_step = float(np.concatenate([record.accepted[0] for record in records]).mean()) + 1
     drafted = np.concatenate([(record.draft_tokens[0] >= 0).sum(axis=-1) for record in records])
+    if model.device.type != "cpu":
+        drafted[:] = samplers[1].gamma  # a captured step is as wide as the longest proposal
     parts = _parts(samplers[1], drafted, lists, max_new_tokens)
     predicted = per_step / sum(parts.values()) if parts else None
     return Speedup(speedup, times, tokens, per_step, predicted, parts, measured_on(model.dtype, model.device))
@@ -212,7 +214,7 @@ def recommend_gamma(
     True
     """
     pair = target if isinstance(target, Pair) else Pair(target, draft, None)  # type: ignore[arg-type]  # no texts then
-    pair = pair if isinstance(draft, str) else replace(pair, draft=draft)
+    pair = pair if isinstance(draft, str) and draft == "auto" else replace(pair, draft=draft)
     if not isinstance(pair.draft, PreTrainedModel):
         raise TypeError(f"draft is {shown(pair.draft)}; it must be a model, whose passes are timed: give one or a Pair")
     require_whole(largest=(largest, 1), repetitions=(repetitions, FEWEST))

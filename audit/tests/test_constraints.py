@@ -126,7 +126,7 @@ def test_lines_of_a_file(tmp_path: Path) -> None:
 
 
 def test_log_probabilities_that_are_all_missing_say_nothing() -> None:
-    report = audit(target, [[1, 2]], prompts=[[0]], logprobs=[[None, None]], progress=False)  # type: ignore[list-item]
+    report = audit(target, [[1, 2]], prompts=[[0]], logprobs=[[None, None]], progress=False)
     assert "logprobs" not in str(report)
 
 

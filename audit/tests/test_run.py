@@ -61,7 +61,8 @@ def test_exact_completions_of_a_model_pass(target: PreTrainedModel, draft: PreTr
 
 
 def test_numerics_are_measured_where_the_first_completions_are_empty(target: PreTrainedModel) -> None:
-    report = audit(target, torch.tensor([[1], [2]]), prompts=[[1]] * 2, progress=False)
+    given: Any = torch.tensor([[1], [2]])
+    report = audit(target, given, prompts=[[1]] * 2, progress=False)
     assert report.numerics is not None
     report = audit(target, [[]] * 5 + [[1, 2]], prompts=[[1]] * 6, progress=False)
     assert report.numerics is not None

@@ -228,6 +228,16 @@ def test_by_default_a_model_is_measured_with_copies() -> None:
     assert np.array_equal(found.drafts["draft"], own.drafts["draft"], equal_nan=True)
 
 
+class Fixed(ChainDrafter):
+    vocab = VOCAB
+
+    def __init__(self, q: torch.Tensor) -> None:
+        self.of_each = q
+
+    def distribution(self, context: Context, number: int) -> torch.Tensor:
+        return self.of_each.expand(len(context.lengths), -1)
+
+
 def test_what_cannot_be_measured_is_refused() -> None:
     for sequences, new in (([[0, 1], [0, 1, 2]], 2), ([[0, 1]], 0), ([], 1)):
         with pytest.raises(ValueError, match="new_tokens is"):
@@ -237,6 +247,12 @@ def test_what_cannot_be_measured_is_refused() -> None:
         distributions_along(MODEL, [[0] * (tiny.LIMIT + 2)], 2)
     with pytest.raises(TypeError, match="training mode"):
         measure_acceptance(TARGET, PROMPTS, tiny.llama(VOCAB).train())
+    for source in (TARGET, Pair(TARGET, MODEL, None)):  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="draft is 'gpt2'"):
+            measure_acceptance(source, PROMPTS, "gpt2")  # type: ignore[arg-type]
+    for q in (torch.ones(VOCAB), torch.full((VOCAB,), torch.nan), torch.tensor([1.5, -0.5, *[0.0] * (VOCAB - 2)])):
+        with pytest.raises(ValueError, match="is no distribution"):
+            measure_acceptance(TARGET, PROMPTS, Fixed(q), new_tokens=4)
     with pytest.raises(TypeError, match="tree"):
         measure_acceptance(tiny.llama(4), [[1]], TREES["two drafts"](), new_tokens=4)
     for completions in ([[1]], [[1], [2], [], [3]], [[VOCAB]] * 4):

@@ -292,6 +292,11 @@ def test_instruments_may_be_changed_between_calls() -> None:
     assert sampler.generate(PROMPTS, max_new_tokens=2).record.trace is None
     sampler.instruments = Instruments(trace=True)
     assert sampler.generate(PROMPTS, max_new_tokens=2).record.trace is not None
+    compared = sampler.check.longest  # type: ignore[union-attr]
+    for wrong, instruments in ((Batch, Instruments(batch_class=Batch)), (None, Instruments())):
+        sampler.instruments = instruments
+        sampler.generate([[1] * 9], max_new_tokens=2)
+        assert (sampler.check.longest == compared) is (wrong is not None)  # type: ignore[union-attr]
 
 
 def test_a_call_may_leave_rows_of_the_call_before_empty() -> None:

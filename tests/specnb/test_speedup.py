@@ -138,14 +138,16 @@ def test_a_draft_that_costs_more_than_its_target_is_not_recommended(c: float, mo
     [
         ({"draft": PromptLookupDrafter(5)}, "draft is .* must be a model"),
         ({"draft": "auto"}, "draft is 'auto'"),
+        ({"target": PAIR, "draft": "gpt2"}, "draft is 'gpt2'"),
+        ({"compile": "Auto"}, "compile is 'Auto'"),
         ({"repetitions": 2}, "repetitions"),
         ({"largest": 0}, "largest"),
     ],
 )
 def test_what_has_no_recommendation_is_refused(wrong: dict[str, Any], word: str) -> None:
-    asked: dict[str, Any] = {"draft": PAIR.draft, "new_tokens": 4} | wrong
+    asked: dict[str, Any] = {"target": TARGET, "prompts": PROMPTS * 2, "draft": PAIR.draft, "new_tokens": 4} | wrong
     with pytest.raises((TypeError, ValueError), match=word):
-        recommend_gamma(TARGET, PROMPTS * 2, **asked)
+        recommend_gamma(**asked)
 
 
 @pytest.mark.parametrize(("low", "gamma"), [(0.9, 0), (1.0, 0), (1.1, 3)])
