@@ -216,6 +216,11 @@ def measure_acceptance(
     batch
         The distributions of so many rows are kept in memory at a time.
 
+    Raises
+    ------
+    TypeError, ValueError
+        For models, drafters and texts that cannot be measured, and for a q that is no distribution.
+
     Examples
     --------
     >>> from specnb import load_pair
@@ -325,7 +330,9 @@ class _Text:
             ahead = slice(place, place + gamma)
             q = drafter.along(context, self.tokens[:, ahead]).to(self.p.device)
             total = q.sum(dim=-1)
-            if bool((no_distribution(Proposal((total > 0).long() - 1, q)) | total.isnan()).any()):
+            improper = no_distribution(Proposal((total > 0).long() - 1, q)) | total.isnan()
+            within = place + torch.arange(q.shape[1], device=q.device) < self.counts[:, None]
+            if bool((improper & within).any()):
                 raise ValueError(f"the q of {type(drafter).__name__} is no distribution, or NaN; see Drafter.propose")
             each = _compared(self.p[:, ahead], q, self.tokens[:, ahead])
             measured.append(pad(each, (0, 0, 0, gamma - each.shape[1])))

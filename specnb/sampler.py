@@ -234,8 +234,8 @@ class Sampler:
             self.require_models(self.drafter)
             self.private.require_unchanged()
             batch = self._batch(rows, max(lengths), max_new_tokens, len(eos))
-            if self.active_check is not None:
-                self.active_check.begin(batch)
+            if (check := self.active_check) is not None:
+                check.begin(batch)
             batch.clear(eos)
             return _Call(self, batch, prompts, numbers, rows, max_new_tokens, int(seed)).run()
         finally:

@@ -129,7 +129,7 @@ def measure_speedup(
     per_step = float(np.concatenate([record.accepted[0] for record in records]).mean()) + 1
     drafted = np.concatenate([(record.draft_tokens[0] >= 0).sum(axis=-1) for record in records])
     if model.device.type != "cpu":
-        drafted[:] = samplers[1].gamma  # a captured step is as wide as the longest proposal
+        drafted[:] = samplers[1].gamma  # beside a CPU a step is as wide as the longest proposal
     parts = _parts(samplers[1], drafted, lists, max_new_tokens)
     predicted = per_step / sum(parts.values()) if parts else None
     return Speedup(speedup, times, tokens, per_step, predicted, parts, measured_on(model.dtype, model.device))

@@ -119,22 +119,25 @@ def claimed_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     return standardise(logits)
 
 
-FIELD_OF: dict[str, Any] = dict(zip(FILTERS, fields(Sampling), strict=True))
+FIELD_OF: dict[str, tuple[str, Any]] = {
+    name: (field.name, field.default) for name, field in zip(FILTERS, fields(Sampling), strict=True)
+}
 
 
 def is_active(sampling: Sampling, name: str) -> bool:
-    return getattr(sampling, FIELD_OF[name].name) != FIELD_OF[name].default  # type: ignore[no-any-return]
+    field, off = FIELD_OF[name]
+    return bool(getattr(sampling, field) != off)
 
 
 def _only(sampling: Sampling, name: str) -> Sampling:
-    field = FIELD_OF[name].name
+    field, _ = FIELD_OF[name]
     return Sampling(**{field: getattr(sampling, field)})
 
 
 def without_each(sampling: Sampling) -> dict[str, Sampling]:
     """The same settings without one of the filters or penalties claimed, by its name."""
     active = [name for name in FILTERS if is_active(sampling, name)]
-    fewer = {name: replace(sampling, **{FIELD_OF[name].name: FIELD_OF[name].default}) for name in active}
+    fewer = {name: replace(sampling, **dict([FIELD_OF[name]])) for name in active}
     if not isinstance(sampling, Claimed):
         return fewer
     for name in PENALTIES:

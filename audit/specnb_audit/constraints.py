@@ -6,14 +6,14 @@ distributions stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specnb.arguments import require_whole, whole
+from specnb.arguments import require_whole, token_list, whole_numbers
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,15 @@ class Constraints:
         require_whole(min_tokens=(self.min_tokens, 0))
         if self.allowed is None:
             return
-        lists: list[Any] = [self.allowed] if self._is_flat() else list(self.allowed)
-        if any(one is not None and len(one) == 0 for one in lists):
+        flat = whole_numbers(self.allowed)
+        each: list[Any] = [flat] if flat is not None else list(self.allowed)
+        lists = [one if one is None else tuple(token_list("allowed", one)) for one in each]
+        if () in lists:
             raise ValueError("a list of allowed tokens is empty; some token must be possible")
-        fixed = (tuple(one) if isinstance(one, Iterable) else one for one in self.allowed)
-        object.__setattr__(self, "allowed", tuple(fixed))
+        object.__setattr__(self, "allowed", lists[0] if flat is not None else tuple(lists))
 
     def _is_flat(self) -> bool:
-        return self.allowed is not None and all(whole(one) is not None for one in self.allowed)
+        return bool(self.allowed) and isinstance(self.allowed[0], int)  # type: ignore[index]  # not None
 
     def at(self, place: int) -> Sequence[int] | None:
         """The tokens allowed at a place; None: all."""

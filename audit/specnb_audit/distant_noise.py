@@ -1,7 +1,8 @@
 """The bet that a sequence has the noise of one some lines before, as where seeds repeat with every
 call or every file: a mixture over all distances up to `FARTHEST`, with equal weights.
 
-Without a bet, the evidence is kept that each token of a sequence has the noise of the one before it.
+Without a bet, the evidence is kept that each token of a sequence, or piece of one, has the noise of the
+one before it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Array = NDArray[np.float64]
 
 class DistantNoise:
     """What is kept of the last sequences, `(FARTHEST + 1, BEGINNING)` places, and the evidence for
-    each distance, for samplers that invert and for those that race."""
+    each distance, for samplers that invert and for those that race; `own` is that of the token before."""
 
     def __init__(self) -> None:
         shape = (FARTHEST + 1, BEGINNING)
@@ -41,6 +42,7 @@ class DistantNoise:
 
     def ratios(self, p: Tensor, tokens: Tensor, interval: Interval) -> Array:
         """r(x)/p(x) `(n,)` at `tokens` `(n,)` with these intervals, under p `(n, vocab)`."""
+        self._compare_within(p, tokens, interval)
         ratios, n = np.ones(len(tokens)), min(len(tokens), BEGINNING - self.offset)
         if n <= 0:
             return ratios
@@ -61,12 +63,20 @@ class DistantNoise:
         self.tokens[self.now, at] = tokens[:n].numpy(force=True)
         probs, ids = p[:n].topk(racing, dim=-1, sorted=False)
         self.ids[self.now, at], self.probs[self.now, at] = ids.numpy(force=True), probs.numpy(force=True)
-        if n > 1:
-            inner, later = slice(self.offset, self.offset + n - 1), Interval(own.low[1:], own.high[1:])
-            again = self._each(p[1:n], tokens[1:n], later, np.array([self.now]), inner)
-            self.own += np.log(1 - STAKED + STAKED * again).sum(axis=-1)
         self.offset += n
         return ratios
+
+    def _compare_within(self, p: Tensor, tokens: Tensor, interval: Interval) -> None:
+        if len(tokens) < 2:
+            return
+        probs, ids = p[:-1].topk(min(RACING, p.shape[1]), dim=-1, sorted=False)
+        here = p[1:].gather(-1, torch.cat([tokens[:-1, None], ids], dim=1)).double().numpy(force=True)
+        then, now = (Interval(interval.low[at], interval.high[at]) for at in (slice(None, -1), slice(1, None)))
+        likely = Likely(ids.numpy(force=True), probs.double().numpy(force=True))
+        again = (tokens[1:] == tokens[:-1]).numpy(force=True)
+        raced = same_race_ratio(here[:, 1:], here[:, 0], likely, then.width, again)
+        each = np.stack([same_uniform_ratio(now, then, now), raced])
+        self.own += np.log(1 - STAKED + STAKED * each).sum(axis=-1, keepdims=True)
 
     def lag(self) -> tuple[int, float]:
         """How many lines apart sequences repeat their noise, 0 for from token to token; and the decimal

@@ -242,7 +242,7 @@ def fit_steps(
     rows = sorted(tuple(line) for line in lines)
     if rows and rows[0][0] == 0:
         own = in_range("the speed of a line", rows.pop(0)[2], 1e-6, 1e9)
-        if plain is not None and abs(plain / own - 1) > 2 * NOISE:
+        if plain is not None and abs(in_range("plain", plain, 1e-6, 1e9) / own - 1) > 2 * max(noise, NOISE):
             raise ValueError(f"plain is {plain}, and the line at gamma = 0 has {own}: they contradict each other")
         plain = own
     whole = [gamma for gamma, *_ in rows if gamma != round(gamma)]

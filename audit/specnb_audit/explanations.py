@@ -65,13 +65,14 @@ def remembering(completions: Iterable[Completion | None], kept: list[Completion]
 
 
 def beginning(completions: Sequence[Completion], first: Collection[int] = ()) -> list[Completion]:
-    """About `TRIED` tokens of the `completions`, those numbered in `first` before others."""
-    chosen, size = list[Completion](), 0
+    """About `TRIED` tokens of the `completions`, chosen from those numbered in `first` before others, in their
+    order: an order by what was generated would itself be a deviation."""
+    chosen, size = list[int](), 0
     for number in sorted(range(len(completions)), key=lambda number: number not in first):
         if size < TRIED:
-            chosen.append(completions[number])
+            chosen.append(number)
             size += len(completions[number].tokens)
-    return chosen
+    return [completions[number] for number in sorted(chosen)]
 
 
 def _explain(models: Models, completions: Iterable[Completion], auditor: Auditor) -> bool:
@@ -115,16 +116,22 @@ def likelier_settings(
     ]
 
 
-def unapplied_constraint(models: Models, completions: Sequence[Completion], fresh: Callable[[], Auditor]) -> str:
-    """A cause if the tokens are explained without `min_tokens`, or without the tokens allowed; empty if
-    not, and where neither is declared."""
-    chosen = beginning(completions)
-    if _explain(models, chosen, fresh()):  # a later token was rejected, and these say nothing
-        return ""
+def unapplied_constraint(
+    models: Models, completions: Sequence[Completion], suspicious: set[int], fresh: Callable[[], Auditor]
+) -> str:
+    """A cause if `TRIED` tokens, those of the `suspicious` sequences first, are explained without `min_tokens`,
+    or without the tokens allowed, and not with them; empty where neither is declared."""
+    chosen = beginning(completions, suspicious)
     fewer: dict[str, dict[str, Any]] = {"min_tokens": {"min_tokens": 0}, "allowed_token_ids": {"allowed": None}}
-    for name, off in fewer.items():
-        without = [one._replace(constraints=replace(one.constraints, **off)) for one in chosen]
-        if without != chosen and _explain(models, without, fresh()):
+    ways = {
+        name: [one._replace(constraints=replace(one.constraints, **off)) for one in chosen]
+        for name, off in fewer.items()
+    }
+    ways = {name: without for name, without in ways.items() if without != chosen}
+    if not ways or _explain(models, chosen, fresh()):  # a later token was rejected, and these say nothing
+        return ""
+    for name, without in ways.items():
+        if _explain(models, without, fresh()):
             return f"it looks as if {name} is not applied: without it the tokens are explained"
     return ""
 

@@ -28,6 +28,7 @@ TEMPERATURES = np.array([
 LIKELIEST = 2048
 """Tokens of each position that a filter may keep; a wider one is not found."""
 
+BEYOND = 1e-3  # of the probability, without the claimed filter, because rounding lets tokens past it
 AFTER = " after the temperature"
 
 Array = NDArray[np.float64]
@@ -92,7 +93,8 @@ def _fit(
 
 class _Seen:
     """The logits at n tokens: of the likeliest ones, sorted; of the token, with its rank; and the
-    normalisers of all `(temperatures, n)`. `claimed` is the log-likelihood of all tokens under the claim."""
+    normalisers of all `(temperatures, n)`. `claimed` is the log-likelihood of all tokens under the claim, mixed
+    with a little of the same without its filter."""
 
     def __init__(self, models: Models, completions: Iterable[Completion], grid: Array) -> None:
         own, rank, top, whole = list[Tensor](), list[Tensor](), list[Tensor](), list[Tensor]()
@@ -101,7 +103,9 @@ class _Seen:
             logits = given.double()
             tokens = torch.as_tensor(one.tokens[start : start + len(logits)], device=logits.device)[:, None]
             mine = logits.gather(-1, tokens)
-            self.claimed += float(claimed_probs(logits, models.sampling).gather(-1, tokens).log().sum())
+            plain = torch.softmax(logits / models.sampling.temperature, dim=-1)
+            claim = torch.lerp(claimed_probs(logits, models.sampling), plain, BEYOND)
+            self.claimed += float(claim.gather(-1, tokens).log().sum())
             own.append(mine[:, 0].cpu())
             rank.append((logits > mine).sum(dim=-1).cpu())
             top.append(logits.topk(min(LIKELIEST, logits.shape[-1]), dim=-1).values.cpu())

@@ -27,7 +27,8 @@ def logprob_findings(
 ) -> tuple[list[str], list[str]]:
     """A check where log-probabilities fit something else than the settings claimed, and a note
     where they fit those; nothing where there are none."""
-    given = [one for one in completions if any(value is not None for value in (one.logprobs or [])[: len(one.tokens)])]
+    known = [np.array(one.logprobs or [], dtype=np.float64)[: len(one.tokens)] for one in completions]
+    given = [one for one, values in zip(completions, known, strict=True) if np.isfinite(values).any()]
     if not given:
         return [], []
     reported = [np.array(one.logprobs, dtype=np.float64)[: len(one.tokens)] for one in given]

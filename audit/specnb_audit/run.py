@@ -160,9 +160,10 @@ def require_models(models: Models, completions: Sequence[Completion], names: Seq
         require_completions(source, completions, names, vocab)
     for number, one in enumerate(completions):
         name, steps, logprobs = f"sequence {number}" if names is None else names[number], one.steps, one.logprobs
-        for what, n in (("steps add up to", steps and sum(steps)), ("logprobs are", logprobs and len(logprobs))):
-            if n is not None and n != len(one.tokens):
-                raise ValueError(f"{name} has {len(one.tokens)} tokens, and its {what} {n}")
+        if steps is not None and sum(steps) != len(one.tokens):
+            raise ValueError(f"{name} has {len(one.tokens)} tokens, and its steps add up to {sum(steps)}")
+        if logprobs is not None and len(logprobs) != len(one.tokens):
+            raise ValueError(f"{name} has {len(one.tokens)} tokens, and {len(logprobs)} logprobs")
         one.constraints.require_possible(one.tokens, vocab, name)
     if not models.ends and any(one.constraints.min_tokens for one in completions):
         raise ValueError("min_tokens is given and no end token; give those that it suppresses (--eos, eos)")
@@ -322,7 +323,8 @@ def _explained(
     if suspicious and not cause and suspected_explains(models, completions, len(auditor.impossible.gaps), fresh()):
         cause = KINDS["suspected-model"]
     if report.rejected and not cause:
-        cause = unapplied_constraint(models, completions, fresh) or other_rotary_factors(models, completions, fresh)
+        cause = unapplied_constraint(models, completions, suspicious, fresh)
+        cause = cause or other_rotary_factors(models, completions, fresh)
     if report.rejected and not cause:
         cause, notes = other_settings_or_prompts(models, completions, fresh)
     if report.rejected and not cause and not report.violations:

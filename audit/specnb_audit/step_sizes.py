@@ -18,8 +18,11 @@ CLEAR = 5.0  # standard deviations
 
 
 def step_findings(models: Models, completions: Sequence[Completion]) -> tuple[list[str], list[str]]:
-    """Checks and notes; nothing without steps. The last step of a sequence may be cut, and is left
-    out."""
+    """Checks and notes; nothing without steps.
+
+    Tests of draft tokens leave out the first step of a sequence, which may have had no draft, and its last token,
+    where a step may be cut.
+    """
     given = beginning([one for one in completions if one.steps and len(one.steps) > 1])
     sizes = [size for one in given for size in (one.steps or [])[:-1]]
     if not sizes:
@@ -49,7 +52,6 @@ def step_findings(models: Models, completions: Sequence[Completion]) -> tuple[li
 
 
 def _places(steps: Sequence[int]) -> list[tuple[int, bool, bool]]:
-    """For each token, its position in its step, whether the step goes on, and whether that says that a draft token
-    was accepted: not in the first step, which may have had no draft, and not at the last token, where it may be cut."""
+    """For each token, its position in its step, whether the step goes on, and whether that tells acceptance."""
     places = [(at, at + 1 < size, step > 0) for step, size in enumerate(steps) for at in range(size)]
     return [*places[:-1], (*places[-1][:2], False)]

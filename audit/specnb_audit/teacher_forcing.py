@@ -249,8 +249,10 @@ def _logits(
         len(completions) == 1
         and _length(completions[0]) * vocab > LOGITS
         # The first piece of one beyond a longrope's length would have other factors.
-        and all(isinstance(one, PreTrainedModel) and not is_beyond(one, completions[0]) for one in models.all())
-        and all(agrees_in_pieces(one) for one in models.all() if isinstance(one, PreTrainedModel))
+        and all(
+            isinstance(one, PreTrainedModel) and not is_beyond(one, completions[0]) and agrees_in_pieces(one)
+            for one in models.all()
+        )
     ):
         yield from _in_pieces(source, completions[0], max(1, LOGITS // vocab), vocab)
     else:

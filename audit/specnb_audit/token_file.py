@@ -8,6 +8,7 @@ Names of vLLM and SGLang are read, too.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
@@ -121,11 +122,15 @@ def lines_in(file: Path, form: str) -> Iterator[tuple[bytes, str]]:
         for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE), b""), 1):
             if len(line) == LONGEST_LINE:
                 raise ValueError(f"{file.name}, line {number} is longer than {LONGEST_LINE:,} bytes; {ONE_EACH}")
-            if line.strip():
+            if _is_line(line):
                 where = f"{file.name}, line {number}"
                 yield line, where
     if not where:
         raise ValueError(f"{file.name} is empty; each line is {form}")
+
+
+def _is_line(line: bytes) -> bool:
+    return bool(line.removeprefix(codecs.BOM_UTF8).strip())
 
 
 def _sequence(entries: dict[str, Any], where: str, bonus: bool = True) -> Sequence:
@@ -237,7 +242,7 @@ def read_stream(lines: Iterable[bytes], name: str = "stdin") -> Iterator[Sequenc
         if item.startswith(GZIP):
             raise ValueError(f"{name} is compressed; unpack it first: gzip -dc FILE | specnb-audit audit - ...")
         where = f"{name}, line {number}"
-        if item.strip():
+        if _is_line(item):
             sequence = _sequence(_parsed(item, where), where)
             first = first or sequence
             require_alike(first, sequence)

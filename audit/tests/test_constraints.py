@@ -130,8 +130,15 @@ def test_log_probabilities_that_are_all_missing_say_nothing() -> None:
     assert "logprobs" not in str(report)
 
 
-def test_allowed_tokens_may_be_an_array() -> None:
-    assert Constraints(allowed=np.array([0, 5])).at(3) == (0, 5)  # type: ignore[arg-type]
+def test_allowed_tokens_may_be_arrays() -> None:
+    for array in (np.array([0, 5]), torch.tensor([0, 5])):
+        given: Any = array
+        assert Constraints(allowed=given).at(3) == (0, 5)
+        assert Constraints(allowed=[given, None]).at(0) == (0, 5)
+    wrong: list[Any] = [[5, [7]], [True, 5], 5]
+    for one in wrong:
+        with pytest.raises(TypeError):
+            Constraints(allowed=one)
 
 
 @pytest.mark.parametrize(

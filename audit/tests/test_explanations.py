@@ -358,6 +358,11 @@ def test_noise_that_sequences_repeat_is_said_to_be_repeated(shared: bool, anew: 
         assert "each token that of the one before" in report.headline
 
 
+def test_noise_that_every_token_repeats_is_said_of_a_long_sequence() -> None:
+    report = audit(target, [raced(0, 300, [3], anew=True)], prompts=[[0]], progress=False)
+    assert report.cause.startswith("sequences repeat each other's noise, each token that of the one before")
+
+
 def target(prefix: tuple[int, ...]) -> list[float]:
     return depending(prefix).tolist()  # type: ignore[no-any-return]
 

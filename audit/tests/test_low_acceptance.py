@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specnb import Sampling, generate
 from specnb.acceptance import measure_acceptance
+from specnb.distributions import standardise
 from specnb.drafters import Drafter, ModelDrafter
 from specnb.heads import AttentionDrafter, Eagle3Head
 from specnb.rules import token_verification
@@ -177,6 +178,11 @@ def test_the_text_of_a_filter_does_not_contradict_it(sampling: Sampling) -> None
     target, draft = tiny(0), tiny(1, 1)
     log = logged(target, ModelDrafter(draft, sampling), sampling=sampling)
     assert explain_acceptance(target, draft, **log, sampling=sampling).fits
+    # A token that the filter excludes, as rounding may let one past it
+    logits = target(torch.tensor([PROMPTS[0]])).logits[0, -1]
+    possible = standardise(logits, sampling) > 0
+    log["completions"][0][0] = int(logits.masked_fill(possible, -torch.inf).argmax())
+    assert not explain_acceptance(target, draft, **log, sampling=sampling).settings
 
 
 def test_the_begin_token_is_tried_twice_only_where_there_is_room() -> None:

@@ -14,9 +14,11 @@ from transformers import MambaConfig, MambaForCausalLM
 from specnb.distributions import Sampling, standardise, total_variation
 from specnb_audit import audit, numerics
 from specnb_audit.numerics import (
+    NEGLIGIBLE,
     Impossible,
     ImpossibleTokens,
     Numerics,
+    bar,
     crossing,
     given_numerics,
     in_dtype,
@@ -34,6 +36,14 @@ def test_negligible_numerics_hold_no_rejection_back() -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("nats", [0.0, 1e-12, 1e-6, 1e-3])
+def test_the_e_value_that_is_needed_is_the_one_that_rejects(nats: float) -> None:
+    needed = bar(1e-6, nats, 500)
+    assert crossing(np.array([needed + 1e-9]), 1e-6, nats, 499) == 500
+    if nats < NEGLIGIBLE:  # the only term of the mean
+        assert crossing(np.array([needed - 1e-6]), 1e-6, nats, 499) is None
+
+
 def test_a_target_without_a_cache_of_keys_is_measured_by_passes_over_prefixes() -> None:
     torch.manual_seed(0)
     config = MambaConfig(

@@ -64,7 +64,8 @@ def test_numerics_are_measured_where_the_first_completions_are_empty(target: Pre
     given: Any = torch.tensor([[1], [2]])
     report = audit(target, given, prompts=[[1]] * 2, progress=False)
     assert report.numerics is not None
-    report = audit(target, [[]] * 5 + [[1, 2]], prompts=[[1]] * 6, progress=False)
+    empty: dict[str, Any] = {"steps": [[]] * 5 + [[2]], "logprobs": [[]] * 5 + [[-1.0, -1.0]]}
+    report = audit(target, [[]] * 5 + [[1, 2]], prompts=[[1]] * 6, **empty, progress=False)
     assert report.numerics is not None
 
 
@@ -113,7 +114,7 @@ def coin(prefix: tuple[int, ...]) -> list[float]:
         ([[1] * 40], {}, "sequence 0 has 41 tokens with its prompt, and the model has 16 positions"),
         ([[1]], {"draft": coin}, "vocabulary"),
         ([[1, 2, 3]], {"steps": [[1]]}, "sequence 0 has 3 tokens, and its steps add up to 1"),
-        ([[1, 2, 3]], {"logprobs": [[-0.1]]}, "sequence 0 has 3 tokens, and its logprobs are 1"),
+        ([[1, 2, 3]], {"logprobs": [[-0.1]]}, "sequence 0 has 3 tokens, and 1 logprobs"),
         ([[1]], {"eos": 9}, "eos is 9; the vocabulary has the tokens 0 to 3"),
         ([[1]], {"engine": Engine(control=[Completion([0], [])])}, "the control has no tokens"),
     ],

@@ -231,11 +231,13 @@ def test_by_default_a_model_is_measured_with_copies() -> None:
 class Fixed(ChainDrafter):
     vocab = VOCAB
 
-    def __init__(self, q: torch.Tensor) -> None:
-        self.of_each = q
+    def __init__(self, q: torch.Tensor, before: int = 0) -> None:
+        self.of_each, self.before = q, before
 
     def distribution(self, context: Context, number: int) -> torch.Tensor:
-        return self.of_each.expand(len(context.lengths), -1)
+        """`of_each`, and before so many tokens the first token."""
+        certain = torch.eye(VOCAB)[0]
+        return torch.where(context.lengths[:, None] < self.before, certain, self.of_each)
 
 
 def test_what_cannot_be_measured_is_refused() -> None:
@@ -253,6 +255,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
     for q in (torch.ones(VOCAB), torch.full((VOCAB,), torch.nan), torch.tensor([1.5, -0.5, *[0.0] * (VOCAB - 2)])):
         with pytest.raises(ValueError, match="is no distribution"):
             measure_acceptance(TARGET, PROMPTS, Fixed(q), new_tokens=4)
+    beyond = Fixed(torch.full((VOCAB,), torch.nan), before=5)
+    measure_acceptance(TARGET, [[0, 1, 2], [3]], beyond, completions=[[1, 1], [2, 2, 2]], gamma=2)
     with pytest.raises(TypeError, match="tree"):
         measure_acceptance(tiny.llama(4), [[1]], TREES["two drafts"](), new_tokens=4)
     for completions in ([[1]], [[1], [2], [], [3]], [[VOCAB]] * 4):

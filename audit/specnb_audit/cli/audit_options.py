@@ -99,7 +99,7 @@ def _add_claims(add: Add) -> None:
     add("--filter-order", metavar="ORDER", default="transformers", help=f"{orders}, or names such as top-p,temperature")
     for name in ("temperature", "top-p", "min-p"):
         add(f"--draft-{name}", type=float, metavar="X", help=f"{name} of the draft (default: as claimed)")
-    add("--draft-top-k", type=int, metavar="K", help="top-k of the draft (default: as claimed)")
+    add("--draft-top-k", type=int, metavar="K", help="top-k of the draft; 0: none (default: as claimed)")
     for name in NOT_AUDITED:
         add(f"--{name.replace('_', '-')}", type=_number_or_words, help=argparse.SUPPRESS)
     add("--eos", type=int, action="append", metavar="ID", help="token that ends a sequence; may be repeated")

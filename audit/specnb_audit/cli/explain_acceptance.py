@@ -48,7 +48,7 @@ def add_to(commands: Any) -> None:
     add("--gamma", type=int, required=True, metavar="N", help="draft tokens of a step")
     for option, draft in (("", ""), ("draft-", " of the draft (default: as the target)")):
         add(f"--{option}temperature", type=float, metavar="T", help=f"temperature{draft or ' (default: 1)'}")
-        add(f"--{option}top-k", type=int, metavar="K", help=f"top-k{draft or ' (default: none)'}")
+        add(f"--{option}top-k", type=int, metavar="K", help=f"top-k; 0: none{draft or ' (default)'}")
         add(f"--{option}top-p", type=float, metavar="P", help=f"top-p{draft or ' (default: 1, none)'}")
         add(f"--{option}min-p", type=float, metavar="P", help=f"min-p{draft or ' (default: 0, none)'}")
     add("--no-bonus", action="store_true", help="steps count accepted draft tokens alone")
