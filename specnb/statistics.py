@@ -76,7 +76,10 @@ def interval(values: ArrayLike) -> tuple[float, float]:
 # The intervals of `scipy.stats.bootstrap` differ in the last bit, which would change committed tables,
 # and take two to three times as long.
 def bootstrap(statistic: Callable[[Indices], ArrayLike], rows: int, resamples: int, seed: int) -> Estimate:
-    """`statistic`, from row indices `(..., rows)` to values `(...)`, with a percentile interval over rows."""
+    """`statistic`, from row indices `(..., rows)` to values `(...)`, with a percentile interval over rows.
+
+    Of few rows it is too narrow: for the mean of normal values it covers 91% with 12 rows, and 87% with 6.
+    """
     value = np.asarray(statistic(np.arange(rows)), dtype=np.float64)
     return Estimate(float(value), *interval(statistic(bootstrap_indices(rows, resamples, seed))), rows)
 

@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from specnb.loading import Pair
 from specnb.record import now
-from specnb.statistics import Estimate, Job, machine, time_round
+from specnb.statistics import Estimate, Job, bootstrap, machine, time_round
 from studies.files import ROOT, located, write
 
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")
@@ -105,7 +105,8 @@ def run(name: str, items: Sequence[str] = (), *, small: bool = False, out: Path 
     by = commit()
     place = out / "build" / "studies" / name / ("small" if small else by)
     parts = {item: place / f"{item}.csv" for item in every}
-    missing = [item for item in items or every if small or not parts[item].exists()]
+    again = small or by.endswith("-dirty")  # what differs from the commit is not known
+    missing = [item for item in items or every if again or not parts[item].exists()]
     for item in (bar := tqdm(missing, desc=name, unit="item")):
         bar.set_postfix_str(item)
         write(parts[item], pd.DataFrame(study.rows(item, **settings)).to_csv(index=False, lineterminator="\n"))
@@ -165,6 +166,11 @@ def conditions(pair: Pair, compiled: bool | str = False) -> dict[str, Any]:
     dtype = str(pair.target.dtype).removeprefix("torch.")
     where = machine(pair.target.device)
     return {"machine": where, "threads": torch.get_num_threads(), "dtype": dtype, "compiled": compiled}
+
+
+def faster(before: NDArray[np.float64], this: NDArray[np.float64]) -> Estimate:
+    """All seconds `(prompts,)` of one way over all of another, with an interval over prompts."""
+    return bootstrap(lambda rows: before[rows].sum(axis=-1) / this[rows].sum(axis=-1), len(before), 2000, 0)
 
 
 def timed_in_turn(

@@ -14,7 +14,7 @@ rules_in_the_loop       tokens on other prompts; whole calls
 beam_speeds             levels of the timed searches; whole calls
 encoder_decoder_speeds  alpha along the target's answers to the timed prompts; whole calls
 workloads               tokens of the timed calls; whole calls
-gpu                     tokens of the timed calls; whole calls
+gpu                     tokens of the timed calls; whole calls, of several rows until the slowest ends (`slowest_row`)
 
 `costs` says whether c and v were timed with the row. If not, they come from other rows and tables (`BORROWED`), which
 were chosen after the row was measured. A compiled step is then longer than a compiled plain pass by as many
@@ -28,6 +28,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
+from specnb.theory import count_distribution, solve_alpha
 from studies.files import read_table
 from studies.study import made_on
 
@@ -45,6 +46,7 @@ SETTINGS = {
 }
 """The columns that name a row of each table; of two rows with one name the later counts."""
 
+NEW_TOKENS = 64  # of each sequence of `gpu`
 RENAMED = {"levels_per_step": "tokens_per_step", "verify_cost": "v", "tokens_free": "free", "expected": "free"}
 COLUMNS = ["table", "setting", "costs", "free", "predicted", "measured", "measured_low", "measured_high", "ratio"]
 TIMED, ELSEWHERE = "timed with it", "from elsewhere"
@@ -78,6 +80,8 @@ def _rows(name: str) -> pd.DataFrame:
         cost = table.tokens_per_step / table.predicted
     if "predicted" not in table:
         table["predicted"] = table.tokens_per_step / cost
+    if name == "gpu":
+        table["predicted"] /= slowest_row(table)
     if "free" not in table:
         table["free"] = table.predicted * cost / (cost - table.v + 1) if "v" in table else np.nan
     plain = table.get("gamma", table.get("nodes", pd.Series(1, table.index))) == 0
@@ -111,6 +115,23 @@ def _of_gpu(table: pd.DataFrame) -> pd.DataFrame:
     gamma = table.way.str.extract(r"^head (\d+), graph$")[0].astype(float)
     cost = [v.get((models, n + 1), np.nan) + n * c for models, n in zip(table.models, gamma, strict=True)]
     return pd.DataFrame({"predicted": table.tokens_per_step / cost})
+
+
+def slowest_row(table: pd.DataFrame) -> pd.Series:
+    """For each line of `gpu`, how many times as many steps the slowest of its sequences makes as the mean one, until
+    each has all its new tokens: all begin together, steps are taken to be independent, and Equation 1 gives the tokens
+    per step."""
+    found = pd.Series(1.0, table.index)
+    gamma = table.way.str.extract(r"(\d+), graph$")[0].astype(float)
+    for row in table[(table.rows > 1) & gamma.notna() & (table.tokens_per_step > 1)].itertuples():
+        drafted = int(gamma[row.Index])
+        emitted = count_distribution(solve_alpha(row.tokens_per_step, drafted), drafted)
+        so_far, going = np.eye(NEW_TOKENS)[0], list[float]()  # probabilities of the tokens so far, and of another step
+        while so_far.sum() > 1e-12:
+            going.append(so_far.sum())
+            so_far = np.convolve(so_far, [0.0, *emitted])[:NEW_TOKENS]
+        found[row.Index] = (1 - (1 - np.array(going)) ** row.rows).sum() / sum(going)
+    return found
 
 
 BORROWED = {"pair_speeds": _of_pair_speeds, "gpu": _of_gpu}

@@ -23,10 +23,10 @@ import torch
 from specnb.beam import beam_search
 from specnb.cost import measure_costs
 from specnb.loading import load_pair
-from specnb.statistics import machine, ratio_of_medians, ratio_of_sums
+from specnb.statistics import machine, ratio_of_sums
 from studies.beams.beam_cost import improvement
 from studies.speed.pairs import prompts_of
-from studies.study import Study, columns, timed_in_turn
+from studies.study import Study, columns, faster, timed_in_turn
 
 WIDTH = 4
 CHOICES = ((4, 2), (4, 4), (8, 2), (8, 4), (16, 4))
@@ -54,7 +54,7 @@ def measure(item: str, prompts: int, prompt_tokens: int, new_tokens: int, repeti
     c = costs.cost_ratio.value
     for (u, gamma), own in zip(CHOICES, seconds[:, 1:].T, strict=True):
         # The first search warmed up.
-        speed, counted = ratio_of_medians(seconds[:, 0], own), made[u, gamma][1:]
+        speed, counted = faster(seconds[:, 0], own), made[u, gamma][1:]
         levels = ratio_of_sums([sum(of) for of in counted], [len(of) for of in counted])
         predicted = improvement(levels.value, WIDTH, u, gamma, c, costs.verify_cost, of_draft.verify_cost)
         yield (

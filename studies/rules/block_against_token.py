@@ -88,10 +88,8 @@ def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.Data
 
 def _samplers(pair: Pair, sampling: Sampling, slots: int) -> dict[str, Sampler]:
     """One for each rule. Nothing is compared: that would be in the times."""
-    return {
-        name: Sampler(pair.target, pair.draft, gamma=GAMMA, sampling=sampling, rule=rule, slots=slots, progress=False)
-        for name, rule in RULES.items()
-    }
+    given: dict[str, Any] = {"gamma": GAMMA, "sampling": sampling, "slots": slots, "check": False, "progress": False}
+    return {name: Sampler(pair.target, pair.draft, rule=rule, **given) for name, rule in RULES.items()}
 
 
 def estimates(parts: pd.DataFrame) -> pd.DataFrame:

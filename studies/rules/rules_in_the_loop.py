@@ -35,11 +35,11 @@ from specnb.rules import (
     traversal_verification,
 )
 from specnb.sampler import Sampler
-from specnb.statistics import ratio_of_medians, ratio_of_sums
+from specnb.statistics import ratio_of_sums
 from specnb.trees import Scheme, distinct_children, independent_children, top_children
 from studies.rules.published_rules import best_path_block, k_sequential_tree
 from studies.speed.pairs import prompts_of
-from studies.study import Study, columns, timed_in_turn
+from studies.study import Study, columns, faster, timed_in_turn
 
 DEPTH, PROMPT_TOKENS, SEED = 4, 32, 9
 TWO_CHAINS = (-1, -1, 0, 1, 2, 3, 4, 5)
@@ -116,7 +116,7 @@ def measure(item: str, sequences: int, new_tokens: int, timed: int, timed_tokens
     chain = step_cost(chosen["token, chain"], costs)
     rows: list[dict[str, Any]] = []
     for name, method in chosen.items():
-        tokens, speed = counted[name], ratio_of_medians(seconds["plain"], seconds[name])
+        tokens, speed = counted[name], faster(seconds["plain"], seconds[name])
         drafted = DEPTH * costs.cost_ratio.value if method.gamma else 0.0
         line: dict[str, Any] = {"temperature": temperature, "method": name, "nodes": method.gamma}
         line |= {"depth": DEPTH if method.gamma else 0, "tokens_per_step": tokens.value}

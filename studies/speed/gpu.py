@@ -109,7 +109,9 @@ def passes(given: Setup, rows: int, way: str, costs: Costs, card: dict[str, floa
     """A line for each length of the target's pass, and one for the draft's."""
     about: Line = {"way": way, "rows": rows}
     medians = 1e3 * np.median(costs.target, axis=0)
-    weights = [weight for name, weight in given.target.named_parameters() if "embed" not in name]
+    head: Any = given.target.get_output_embeddings()
+    layers = {name: weight for name, weight in given.target.named_parameters() if "embed" not in name}
+    weights = [*(weight for weight in layers.values() if weight is not head.weight), head.weight]
     reading = sum(weight.nbytes for weight in weights) / (1e6 * card["copy"])
     of_one = 2 * sum(weight.numel() for weight in weights) / (1e9 * card["product"])
     for n, ms, cost in zip(costs.lengths, medians, costs.verify_costs, strict=True):
@@ -208,10 +210,10 @@ def parts(given: Setup, sampling: Sampling, new_tokens: int) -> Iterator[Line]:
         )  # fmt: skip
         call = partial(sampler.generate, given.prompts[:1], max_new_tokens=new_tokens)
         call()  # captures
-        begun = now(given.target.device)
         with busy() as kernels:
+            begun = now(given.target.device)
             made = call()
-        elapsed = now(given.target.device) - begun
+            elapsed = now(given.target.device) - begun
         for part, seconds in made.record.seconds.items():
             yield about | {"part": part, "ms": 1e3 * float(np.median(seconds))}
         if not timed:

@@ -1,7 +1,7 @@
 """Does `explain_acceptance` name the mistake with which a draft was served?
 
 Each mistake of `planted` is made in the decoding loop, or in the files of the draft, and
-`explain_acceptance` is given the log: prompts and tokens, and for each of `STEPS` steps how many it
+`explain_acceptance` is given the log: prompts and tokens, and for each of about `steps` steps how many it
 emitted. The drafts are those of the trained pair: a draft model, EAGLE-3's head, the same with a map
 of the tokens that it drafts, and the next-token layer. Prompts are the beginnings of windows of
 held-out files, other ones for every log. Logs without a mistake are made several times.
