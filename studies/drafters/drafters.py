@@ -9,8 +9,8 @@ temperature 1:
   counts, and do not depend on the machine's speed
 - times of one row at a time in eager float32: `draft_cost`, the time of drafting in a step, and
   `v`, that of the target's forward pass and the rest of the step, both in units of a step of plain
-  decoding; `predicted` is tokens_per_step / (draft_cost + v), and `measured` the ratio of the
-  seconds per token of whole calls, plain decoding over this drafter, which took turns in one run
+  decoding; `predicted` is tokens_per_step / (draft_cost + v), and `measured` the seconds of all
+  whole calls, their check included, of plain decoding over those with this drafter, in turn in one run
 
 Texts: `new` is the beginning of held-out files; `edited` a passage of a held-out file, followed by
 the beginning of the same passage with a name changed; `repetitive` a table of numbered entries.
