@@ -1,10 +1,10 @@
 """How fast is the trained pair with each of its drafters?
 
 Whole calls of `Sampler.generate`, the pass over the prompt included, one prompt at a time in float32 at temperatures
-1 and 0 (compiled: at 1), with `compile="auto"`, in item "compiled" `compile=True`, and with the check on. Prompts: the beginnings of held-out
-files of the corpus, and of modules of Python's standard library, which is not in the corpus. The columns are those of
-`studies.speed.calls`, and `gamma`: without compilation the fastest of `GAMMAS` on other prompts of the same kind,
-compiled, where every gamma has to be compiled, 4.
+1 and 0 (compiled: at 1), with the check on and `compile="auto"`, in item "compiled" `compile=True`. Prompts: the
+beginnings of held-out files of the corpus, and of modules of Python's standard library, which is not in the corpus.
+The columns are those of `studies.speed.calls`, and `gamma`: without compilation the fastest of `GAMMAS` on other
+prompts of the same kind, compiled, where every gamma has to be compiled, 4.
 """
 
 from __future__ import annotations
