@@ -246,7 +246,7 @@ class Sampler:
 
     def _batch(self, rows: int, longest: int, max_new_tokens: int, eos: int) -> Batch:
         """The batch of the last call, if it has room, or a new one."""
-        fast = self.private.compiled is not None or self.captures
+        fast, check = self.private.compiled is not None or self.captures, self.active_check
         slots, steps = slots_for(max(longest + max_new_tokens, self.slots), 0, self.gamma), max_new_tokens
         rows = max(rows, self.rows)
         if self.batch is not None:
@@ -263,13 +263,13 @@ class Sampler:
             steps, eos = slots, max(eos, LEAST_EOS)
         setup = Setup(
             self.private.modules, self.drafter, self.gamma, rows, slots, steps, sampling=self.sampling, rule=self.rule,
-            max_eos=eos, keep_probs=self.instruments.keep_probs, log_probs=self.active_check is not None,
+            max_eos=eos, keep_probs=self.instruments.keep_probs, log_probs=check is not None,
             trace=self.instruments.trace,
         )  # fmt: skip
         require_memory(setup)
-        if self.active_check is not None:
+        if check is not None:
             tree = self.drafter is not None and self.drafter.parents is not None
-            self.active_check.new_batch(self.private.modules, slots, tree)
+            check.new_batch(self.private.modules, slots, tree)
         batch = (self.instruments.batch_class or Batch)(setup)
         if fast:
             self._prepare(batch)

@@ -84,15 +84,17 @@ def bootstrap(statistic: Callable[[Indices], ArrayLike], rows: int, resamples: i
     return Estimate(float(value), *interval(statistic(bootstrap_indices(rows, resamples, seed))), rows)
 
 
-def ratio_of_sums(numerators: ArrayLike, denominators: ArrayLike, resamples: int = 4000, seed: int = 0) -> Estimate:
-    """sum(numerators) / sum(denominators), with a bootstrap interval over at least 8 independent rows.
+def ratio_of_sums(
+    numerators: ArrayLike, denominators: ArrayLike, resamples: int = 4000, seed: int = 0, least: int = 8
+) -> Estimate:
+    """sum(numerators) / sum(denominators), with a bootstrap interval over at least `least` independent rows.
 
     n is the sum of the denominators.
 
     >>> ratio_of_sums([3] * 8, [4] * 8)
     Estimate(value=0.75, low=0.75, high=0.75, n=32)
     """
-    top, bottom = _equally_long(numerators, denominators, 8)
+    top, bottom = _equally_long(numerators, denominators, least)
     ratio = bootstrap(lambda rows: top[rows].sum(axis=-1) / bottom[rows].sum(axis=-1), len(top), resamples, seed)
     return ratio._replace(n=int(bottom.sum()))
 

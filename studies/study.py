@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from specnb.loading import Pair
 from specnb.record import now
-from specnb.statistics import Estimate, Job, bootstrap, machine, time_round
+from specnb.statistics import Estimate, Job, machine, ratio_of_sums, time_round
 from studies.files import ROOT, located, write
 
 PACKAGES = ("numpy", "scipy", "pandas", "torch", "transformers", "tokenizers")
@@ -170,7 +170,7 @@ def conditions(pair: Pair, compiled: bool | str = False) -> dict[str, Any]:
 
 def faster(before: NDArray[np.float64], this: NDArray[np.float64]) -> Estimate:
     """All seconds `(prompts,)` of one way over all of another, with an interval over prompts."""
-    return bootstrap(lambda rows: before[rows].sum(axis=-1) / this[rows].sum(axis=-1), len(before), 2000, 0)
+    return ratio_of_sums(before, this, 2000, least=3)._replace(n=len(before))
 
 
 def timed_in_turn(

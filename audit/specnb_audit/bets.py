@@ -36,7 +36,7 @@ from specnb_audit.uniforms import (
     Likely,
     fixed_bets,
     ratio_of,
-    same_race_ratio,
+    same_race,
     same_uniform_ratio,
     transform,
     within_step_ratios,
@@ -308,10 +308,7 @@ class Bets:
         missing = n - len(ids[at])
         likely = Likely(np.pad(ids[at], ((0, missing), (0, 0))), np.pad(probs[at], ((0, missing), (0, 0))))
         before = np.pad(np.array(reference.tokens[at], dtype=np.int64), (0, missing))
-        columns = torch.from_numpy(np.column_stack([before, likely.ids])).to(p.device)
-        here = p.gather(-1, columns).double().numpy(force=True)
-        earlier = _take(reference.intervals(0), start + np.arange(n)).width
-        return same_race_ratio(here[:, 1:], here[:, 0], likely, earlier, before == tokens.numpy(force=True))
+        return same_race(p, tokens, before, likely, _take(reference.intervals(0), start + np.arange(n)).width)
 
     def _carried(
         self, row: Row, condensed: CondensedDistributions, p_interval: Interval, q_interval: Interval | None

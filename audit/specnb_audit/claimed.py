@@ -136,8 +136,9 @@ def _only(sampling: Sampling, name: str) -> Sampling:
 
 def without_each(sampling: Sampling) -> dict[str, Sampling]:
     """The same settings without one of the filters or penalties claimed, by its name."""
-    active = [name for name in FILTERS if is_active(sampling, name)]
-    fewer = {name: replace(sampling, **dict([FIELD_OF[name]])) for name in active}
+    fewer = {
+        name: replace(sampling, **{field: off}) for name, (field, off) in FIELD_OF.items() if is_active(sampling, name)
+    }
     if not isinstance(sampling, Claimed):
         return fewer
     for name in PENALTIES:

@@ -1,8 +1,5 @@
 """The bet that a sequence has the noise of one some lines before, as where seeds repeat with every
 call or every file: a mixture over all distances up to `FARTHEST`, with equal weights.
-
-Without a bet, the evidence is kept that each token of a sequence, or piece of one, has the noise of the
-one before it.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specnb_audit.uniforms import Interval, Likely, same_race_ratio, same_uniform_ratio
+from specnb_audit.uniforms import CumulativeMass, Interval, Likely, same_race, same_race_ratio, same_uniform_ratio
 
 FARTHEST = 128  # lines
 BEGINNING = 64  # tokens of each sequence that are compared
@@ -22,9 +19,24 @@ STAKED = 0.95
 Array = NDArray[np.float64]
 
 
+def noise_within(p: Tensor, tokens: Tensor) -> Array:
+    """The evidence `(2,)` that each of `tokens` `(n,)`, sampled from p `(n, vocab)`, has the noise of the one
+    before it, for a sampler that inverts and for one that races."""
+    if len(tokens) < 2:
+        return np.zeros(2)
+    low, high = CumulativeMass(p).interval(tokens)
+    before, now = Interval(low[:-1], high[:-1]), Interval(low[1:], high[1:])
+    probs, ids = p[:-1].topk(min(RACING, p.shape[1]), dim=-1, sorted=False)
+    likely = Likely(ids.numpy(force=True), probs.double().numpy(force=True))
+    raced = same_race(p[1:], tokens[1:], tokens[:-1].numpy(force=True), likely, before.width)
+    each = np.stack([same_uniform_ratio(now, before, now), raced])
+    found: Array = np.log(1 - STAKED + STAKED * each).sum(axis=-1)
+    return found
+
+
 class DistantNoise:
     """What is kept of the last sequences, `(FARTHEST + 1, BEGINNING)` places, and the evidence for
-    each distance, for samplers that invert and for those that race; `own` is that of the token before."""
+    each distance, for samplers that invert and for those that race."""
 
     def __init__(self) -> None:
         shape = (FARTHEST + 1, BEGINNING)
@@ -32,7 +44,7 @@ class DistantNoise:
         self.tokens = np.zeros(shape, dtype=np.int64)
         self.ids = np.zeros((*shape, 0), dtype=np.int64)  # as wide as the vocabulary allows
         self.probs = np.zeros((*shape, 0))
-        self.log_weight, self.own = np.zeros((2, FARTHEST)), np.zeros((2, 1))
+        self.log_weight = np.zeros((2, FARTHEST))
         self.sequences, self.now, self.offset = 0, 0, 0
 
     def begin(self) -> None:
@@ -42,7 +54,6 @@ class DistantNoise:
 
     def ratios(self, p: Tensor, tokens: Tensor, interval: Interval) -> Array:
         """r(x)/p(x) `(n,)` at `tokens` `(n,)` with these intervals, under p `(n, vocab)`."""
-        self._compare_within(p, tokens, interval)
         ratios, n = np.ones(len(tokens)), min(len(tokens), BEGINNING - self.offset)
         if n <= 0:
             return ratios
@@ -66,22 +77,10 @@ class DistantNoise:
         self.offset += n
         return ratios
 
-    def _compare_within(self, p: Tensor, tokens: Tensor, interval: Interval) -> None:
-        if len(tokens) < 2:
-            return
-        probs, ids = p[:-1].topk(min(RACING, p.shape[1]), dim=-1, sorted=False)
-        here = p[1:].gather(-1, torch.cat([tokens[:-1, None], ids], dim=1)).double().numpy(force=True)
-        then, now = (Interval(interval.low[at], interval.high[at]) for at in (slice(None, -1), slice(1, None)))
-        likely = Likely(ids.numpy(force=True), probs.double().numpy(force=True))
-        again = (tokens[1:] == tokens[:-1]).numpy(force=True)
-        raced = same_race_ratio(here[:, 1:], here[:, 0], likely, then.width, again)
-        each = np.stack([same_uniform_ratio(now, then, now), raced])
-        self.own += np.log(1 - STAKED + STAKED * each).sum(axis=-1, keepdims=True)
-
-    def lag(self) -> tuple[int, float]:
-        """How many lines apart sequences repeat their noise, 0 for from token to token; and the decimal
-        logarithm of the likelihood ratio, less that of the number of ways tried."""
-        logs = np.concatenate([self.own, self.log_weight], axis=1)
+    def lag(self, within: Array) -> tuple[int, float]:
+        """How many lines apart sequences repeat their noise, 0 for from token to token, whose evidence is `within`
+        `(2,)`; and the decimal logarithm of the likelihood ratio, less that of the number of ways tried."""
+        logs = np.concatenate([within[:, None], self.log_weight], axis=1)
         return int(logs.max(axis=0).argmax()), float((logs.max() - np.log(logs.size)) / np.log(10))
 
     def _each(self, p: Tensor, tokens: Tensor, own: Interval, lines: NDArray[np.int64], at: slice) -> Array:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from transformers import PreTrainedModel
 
 from specnb.distributions import Sampling
@@ -29,6 +30,7 @@ from specnb_audit.claimed import (
     without_each,
 )
 from specnb_audit.control import found_kinds
+from specnb_audit.distant_noise import noise_within
 from specnb_audit.fitted_settings import fitted_settings
 from specnb_audit.report import Report
 from specnb_audit.teacher_forcing import (
@@ -441,7 +443,9 @@ def repeated_noise(
     """
     if report.violations or not report.rejected or report.verdict == "dependent":
         return "", [], None
-    lag, log10 = auditor.bets.distant_noise.lag()
+    rows = teacher_forced_rows(models._replace(draft=None, suspected=None, faults=False), completions)
+    within = sum((noise_within(row.p, torch.as_tensor(row.tokens, device=row.p.device)) for row in rows), np.zeros(2))
+    lag, log10 = auditor.bets.distant_noise.lag(within)
     others = [value for name, value in report.by_alternative.items() if name not in (*NOISE, *LEARNED)]
     if log10 < max(-math.log10(report.delta), *others):
         return "", [], None

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from specnb.distributions import Sampling
 from specnb_audit.claimed import Claimed, claimed_probs, penalties_of
-from specnb_audit.penalties import Penalties
 from specnb_audit.setting_names import ENGINE_ORDERS, FILTERS
 from specnb_audit.teacher_forcing import Completion, Models, teacher_forced_logits
 
@@ -65,29 +65,20 @@ def fitted_settings(models: Models, completions: Sequence[Completion], delta: fl
     at = int(scores[name].argmax())
     if not scores[name][at] > 0:
         return None
-    return _fit(
-        float(fits[name][at]) - base,
-        name,
-        float(grid[at]),
-        seen.value(name, at),
-        claimed.temperature,
-        penalties_of(claimed),
-    )
+    return _fit(float(fits[name][at]) - base, name, float(grid[at]), seen.value(name, at), claimed)
 
 
-def _fit(
-    gain: float, name: str, temperature: float, value: float, claimed_temperature: float, penalties: Penalties
-) -> Fit:
+def _fit(gain: float, name: str, temperature: float, value: float, claimed: Sampling) -> Fit:
     filter_name = name.removesuffix(AFTER)
     is_before = filter_name != name or not name or temperature == 1
     order = FILTERS if is_before else ENGINE_ORDERS["llama.cpp"]
     field = filter_name.replace("-", "_")
     settings = {field: int(value) if field == "top_k" else value} if name else {}
     words, options = [f"{filter_name} {value:g}"] * bool(name), [f"--{filter_name} {value:g}"] * bool(name)
-    if temperature != claimed_temperature:
-        words.append(f"a temperature of {temperature:g} in place of {claimed_temperature:g}")
+    if temperature != claimed.temperature:
+        words.append(f"a temperature of {temperature:g} in place of {claimed.temperature:g}")
     options += [f"--temperature {temperature:g}"] + ["--filter-order llama.cpp"] * (order != FILTERS)
-    sampling = Claimed(temperature, **settings, order=order, penalties=penalties)  # type: ignore[arg-type]
+    sampling = Claimed(temperature, **settings, order=order, penalties=penalties_of(claimed))  # type: ignore[arg-type]
     return Fit(gain, sampling, (" before " if order != FILTERS else " and ").join(words), " ".join(options))
 
 

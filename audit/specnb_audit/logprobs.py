@@ -29,9 +29,9 @@ def logprob_findings(
     where they fit those; nothing where there are none."""
     known = [np.array(one.logprobs or [], dtype=np.float64)[: len(one.tokens)] for one in completions]
     given = [one for one, values in zip(completions, known, strict=True) if np.isfinite(values).any()]
+    reported = [values for values in known if np.isfinite(values).any()]
     if not given:
         return [], []
-    reported = [np.array(one.logprobs, dtype=np.float64)[: len(one.tokens)] for one in given]
     claimed = _of_tokens(models._replace(draft=None, suspected=None, faults=False), given)
     raw = _of_tokens(Models(models.target, faults=False), [one._replace(constraints=NO_CONSTRAINTS) for one in given])
     distances = {

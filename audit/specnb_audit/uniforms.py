@@ -174,6 +174,13 @@ def ratio_of(r: Tensor, p: Tensor) -> Array:
     return ratios
 
 
+def same_race(p: Tensor, tokens: Tensor, before: NDArray[np.int64], likely: Likely, earlier: Array) -> Array:
+    """`same_race_ratio` of `tokens` `(n,)` under p `(n, vocab)`, where `before` `(n,)` were the earlier tokens."""
+    here = p.gather(-1, torch.from_numpy(np.column_stack([before, likely.ids])).to(p.device))
+    probs: Array = here.double().numpy(force=True)
+    return same_race_ratio(probs[:, 1:], probs[:, 0], likely, earlier, before == tokens.numpy(force=True))
+
+
 def within_step_ratios(p: Tensor, q: Tensor, tokens: Tensor, q_mass: CumulativeMass) -> tuple[Array, ...]:
     """r(x)/p(x) `(n,)` at `tokens` for three bugs of a step; p and q `(n, vocab)`, `q_mass` that of
     q.

@@ -21,6 +21,7 @@ from specnb_audit import Aim, Auditor, Constraints, audit
 from specnb_audit.alternatives import ALTERNATIVES
 from specnb_audit.bets import Row
 from specnb_audit.claimed import Claimed, claimed_probs
+from specnb_audit.distant_noise import noise_within
 from specnb_audit.explanations import (
     audited,
     checks_of,
@@ -368,10 +369,11 @@ def target(prefix: tuple[int, ...]) -> list[float]:
 
 
 def repeated_noise(given: list[Completion]) -> tuple[int, float]:
-    auditor = Auditor()
+    auditor, within = Auditor(), np.zeros(2)
     for row in teacher_forced_rows(Models(target), given):
         auditor.add(row)
-    return auditor.bets.distant_noise.lag()
+        within += noise_within(row.p, torch.tensor(row.tokens))
+    return auditor.bets.distant_noise.lag(within)
 
 
 @pytest.mark.parametrize(("calls", "lag"), [(2, 5), (3, 1)])

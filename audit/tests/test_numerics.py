@@ -35,7 +35,6 @@ def test_negligible_numerics_hold_no_rejection_back() -> None:
     assert [crossing(log_e, 1e-6, nats) for nats in (0.0, 1e-12, 1e-6)] == [1, 1, None]
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("nats", [0.0, 1e-12, 1e-6, 1e-3])
 def test_the_e_value_that_is_needed_is_the_one_that_rejects(nats: float) -> None:
     needed = bar(1e-6, nats, 500)
@@ -44,6 +43,7 @@ def test_the_e_value_that_is_needed_is_the_one_that_rejects(nats: float) -> None
         assert crossing(np.array([needed - 1e-6]), 1e-6, nats, 499) is None
 
 
+@torch.no_grad()
 def test_a_target_without_a_cache_of_keys_is_measured_by_passes_over_prefixes() -> None:
     torch.manual_seed(0)
     config = MambaConfig(

@@ -66,6 +66,13 @@ def test_a_file_that_cannot_be_saved_leaves_the_old_one(tmp_path: Path) -> None:
     assert file.read_text() == GOOD
 
 
+def test_blank_lines_and_a_mark_of_the_encoding_are_skipped(tmp_path: Path) -> None:
+    blank = b"\n" * 2**20
+    for before in (blank, b"\xef\xbb\xbf\n" + blank, b"\xef\xbb\xbf"):
+        assert len(read_tokens(write(tmp_path, gzip.compress(before + GOOD.encode() + blank)))) == 1
+    assert next(one for one in read_stream([b"\xef\xbb\xbf", GOOD.encode()]) if one is not None).prompt == [1]
+
+
 LINE = '{"prompt": [ids], "tokens": [ids]}'
 INTEGERS = f"is not a list of integers; each line is {LINE}"
 

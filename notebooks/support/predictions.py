@@ -30,7 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from specnb.theory import count_distribution, solve_alpha
 from studies.files import read_table
-from studies.study import made_on
+from studies.study import made_on, record_of
 
 SETTINGS = {
     "bench_walltime": ["pair", "dtype", "compiled", "temperature", "gamma"],
@@ -46,7 +46,6 @@ SETTINGS = {
 }
 """The columns that name a row of each table; of two rows with one name the later counts."""
 
-NEW_TOKENS = 64  # of each sequence of `gpu`
 RENAMED = {"levels_per_step": "tokens_per_step", "verify_cost": "v", "tokens_free": "free", "expected": "free"}
 COLUMNS = ["table", "setting", "costs", "free", "predicted", "measured", "measured_low", "measured_high", "ratio"]
 TIMED, ELSEWHERE = "timed with it", "from elsewhere"
@@ -121,15 +120,15 @@ def slowest_row(table: pd.DataFrame) -> pd.Series:
     """For each line of `gpu`, how many times as many steps the slowest of its sequences makes as the mean one, until
     each has all its new tokens: all begin together, steps are taken to be independent, and Equation 1 gives the tokens
     per step."""
-    found = pd.Series(1.0, table.index)
+    found, new_tokens = pd.Series(1.0, table.index), record_of("gpu")["settings"]["new_tokens"]
     gamma = table.way.str.extract(r"(\d+), graph$")[0].astype(float)
     for row in table[(table.rows > 1) & gamma.notna() & (table.tokens_per_step > 1)].itertuples():
         drafted = int(gamma[row.Index])
         emitted = count_distribution(solve_alpha(row.tokens_per_step, drafted), drafted)
-        so_far, going = np.eye(NEW_TOKENS)[0], list[float]()  # probabilities of the tokens so far, and of another step
+        so_far, going = np.eye(new_tokens)[0], list[float]()  # probabilities of the tokens so far, and of another step
         while so_far.sum() > 1e-12:
             going.append(so_far.sum())
-            so_far = np.convolve(so_far, [0.0, *emitted])[:NEW_TOKENS]
+            so_far = np.convolve(so_far, [0.0, *emitted])[:new_tokens]
         found[row.Index] = (1 - (1 - np.array(going)) ** row.rows).sum() / sum(going)
     return found
 

@@ -87,8 +87,8 @@ def timed_steps(complete: Any, prompts: list[list[int]], rounds: int) -> pd.Data
 
 
 def _samplers(pair: Pair, sampling: Sampling, slots: int) -> dict[str, Sampler]:
-    """One for each rule. Nothing is compared: that would be in the times."""
-    given: dict[str, Any] = {"gamma": GAMMA, "sampling": sampling, "slots": slots, "check": False, "progress": False}
+    """One for each rule, as users get it, with its check on."""
+    given: dict[str, Any] = {"gamma": GAMMA, "sampling": sampling, "slots": slots, "progress": False}
     return {name: Sampler(pair.target, pair.draft, rule=rule, **given) for name, rule in RULES.items()}
 
 

@@ -110,8 +110,8 @@ def passes(given: Setup, rows: int, way: str, costs: Costs, card: dict[str, floa
     about: Line = {"way": way, "rows": rows}
     medians = 1e3 * np.median(costs.target, axis=0)
     head: Any = given.target.get_output_embeddings()
-    layers = {name: weight for name, weight in given.target.named_parameters() if "embed" not in name}
-    weights = [*(weight for weight in layers.values() if weight is not head.weight), head.weight]
+    layers = [weight for name, weight in given.target.named_parameters() if "embed" not in name]
+    weights = [*(weight for weight in layers if weight is not head.weight), head.weight]  # once, if it is tied
     reading = sum(weight.nbytes for weight in weights) / (1e6 * card["copy"])
     of_one = 2 * sum(weight.numel() for weight in weights) / (1e9 * card["product"])
     for n, ms, cost in zip(costs.lengths, medians, costs.verify_costs, strict=True):
