@@ -10,9 +10,10 @@ llama.cpp (`studies.real.llama_cpp`). One line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: over the way `over`, plain decoding
-- `tokens_per_step`, and `predicted`: all tokens over what their steps cost, v(n) for a step that verifies n tokens and
-  `c` for each token that the head drafts, which is left out of steps that copy. v and c are timed before the answers,
-  compiled for what is compiled; the prompt's pass, which all ways make, copying and sampling are left out
+- `tokens_per_step`, and `predicted`, the speed-up by all tokens over what their steps cost: v(n) for a step that
+  verifies n tokens and `c` for each token that the head drafts, which is left out of steps that copy. v and c are timed
+  before the answers, compiled for what is compiled; the prompt's pass, which all ways make, copying and sampling are
+  left out
 """
 
 from __future__ import annotations
@@ -134,17 +135,19 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
     table = table.rename(columns={"ms": "ms_per_token"})
     for at, name in table.way.items():
         if verified[name]:
-            of_mode = costs[True if name.endswith(", compiled") else "auto"]
-            table.loc[at, "c"] = c = of_head / float(np.median(of_mode.target[:, 0])) if "head" in name else 0.0
+            of_mode, of_over = (costs[True if way.endswith(", compiled") else "auto"] for way in (name, table.over[at]))
+            one_token, over_one = (float(np.median(of.target[:, 0])) for of in (of_mode, of_over))
+            table.loc[at, "c"] = c = of_head / one_token if "head" in name else 0.0
             # A copy has three tokens for each one that agrees, more than the head drafts.
             drafted = OF_HEAD * sum(n <= 1 + OF_HEAD for n in verified[name])
-            table.loc[at, "predicted"] = table.tokens[at] / (of_mode.verify_cost(verified[name]).sum() + c * drafted)
+            passes = one_token * (of_mode.verify_cost(verified[name]).sum() + c * drafted)
+            table.loc[at, "predicted"] = over_one * table.tokens[at] / passes
     return table.assign(kind=kind, temperature=sampling.temperature, prompts=len(asked))
 
 
 STUDY = Study(
     measure,
-    settings={"prompts": 12, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
+    settings={"prompts": 40, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
     small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2, "compiled": False},
     items=tuple(f"{kind}-{temperature}" for temperature in TEMPERATURES for kind in KINDS),
     small_items=("summary-0",),
