@@ -4,12 +4,14 @@ It can be faster than the model: by grouped-query attention without copies of ke
 packed weights (`pack`), and by `CompiledLayers`. `Captured` records a function as a CUDA graph.
 
 Parts that torch may change without notice bound its version in pyproject.toml: here
-`torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise`, `torch._dynamo.mark_dynamic`, and a
-module's `_parameters`, `_buffers` and hooks; in `support` dropout.
+`torch.ops.mkldnn._reorder_linear_weight` and `_linear_pointwise`, `torch.ops.aten._weight_int4pack_mm_for_cpu`
+and its conversion, `torch._dynamo.mark_dynamic`, and a module's `_parameters`, `_buffers` and hooks; in
+`support` dropout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 import warnings
@@ -37,12 +39,15 @@ GROUPED = "sdpa_grouped"
 MOST_KINDS = 4  # kinds of layers that are compiled, each by itself
 CALLS_BEFORE_CAPTURE = 3  # they set up libraries and compile, which a graph cannot contain
 
-TIMED = 8  # layers of a shape that are timed
-ROWS = (1, 5, 11)  # of states: without draft tokens, and with those of a model and of copies
+TIMED = 2**27  # bytes of weights of a shape that are timed: more than caches hold, as in a pass
+ROWS = (1, 3, 5, 11)  # of states: without draft tokens, and with those of a head, a model and copies
 ROUNDS, SECONDS = 5, 0.5  # of timing; no round begins later
 MARGIN = 0.95  # a packed layer is used if it takes less than this fraction of the usual one's time
 SMALLEST = 2**14  # elements of a weight; smaller ones take hardly longer than the call
 LAYOUT_ROWS = 8  # rows for which oneDNN chooses its layout; it is good for 1 to hundreds of rows
+FEW_ROWS = 4  # of states, in which reading the weights takes most of the time; torch multiplies 4 at once with 4 bits
+GROUP = 32  # weights of 4 bits that share a step and a middle
+AT_ONCE = 256  # rows of a weight that are compared with 4 bits
 
 
 def grouped_attention(
@@ -158,10 +163,71 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.training = layer.in_features, layer.out_features, layer.training
         self.weight, self.bias = layer.weight, layer.bias
-        self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), LAYOUT_ROWS))
+        self._pack(layer.weight.detach())
+
+    def _pack(self, weight: Tensor) -> None:
+        self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS))
 
     def forward(self, input: Tensor) -> Tensor:
         return torch.ops.specnb.packed_linear(input, self.packed, self.bias)  # type: ignore[no-any-return]
+
+
+class FourBitLinear(PackedLinear):
+    """A packed linear layer whose weights come from a file with 4 bits, and are read in 4 bits for few rows.
+
+    Raises `RuntimeError` for other weights.
+    """
+
+    integers: Tensor
+    steps: Tensor
+
+    def _pack(self, weight: Tensor) -> None:
+        integers, steps = four_bits(weight)
+        super()._pack(weight)
+        self.register_buffer("integers", torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1))
+        self.register_buffer("steps", steps)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.numel() > FEW_ROWS * self.in_features:
+            return super().forward(input)
+        rows = input.reshape(-1, self.in_features)
+        made = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.integers, GROUP, self.steps)
+        made = made.reshape(*input.shape[:-1], self.out_features)
+        return made if self.bias is None else made + self.bias  # type: ignore[no-any-return]
+
+
+def four_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers 0 to 15 `(out, in)`; of each group the step between them and the weight of 8, `(in / 32, out, 2)`.
+
+    Raises `RuntimeError` unless they give `weight` up to the rounding of bfloat16.
+
+    >>> integers, steps = four_bits(torch.arange(32).remainder(16).reshape(1, 32).bfloat16() / 4)
+    >>> integers[0, :4].tolist(), steps[0, 0].tolist()
+    ([0, 1, 2, 3], [0.25, 2.0])
+    """
+    if weight.dtype != torch.bfloat16:
+        raise RuntimeError("torch's products with 4 bits are not fast in float32")
+    integers, steps, error = [], [], 2 * torch.finfo(weight.dtype).eps
+    for rows in weight.split(AT_ONCE):
+        groups = rows.float().unflatten(1, (-1, GROUP))  # RuntimeError if they do not fill groups
+        low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
+        allowed = error * groups.abs().amax(dim=-1, keepdim=True)
+        level, step = torch.zeros_like(groups), torch.zeros_like(low)
+        found = torch.zeros_like(low, dtype=torch.bool)
+        for highest in range(15, 0, -1):
+            this = ((high - low) / highest).clamp(min=torch.finfo(weight.dtype).tiny)
+            nearest = ((groups - low) / this).round()
+            fits = ~found & ((low + this * nearest - groups).abs().amax(dim=-1, keepdim=True) <= allowed)
+            level, step, found = torch.where(fits, nearest, level), torch.where(fits, this, step), found | fits
+            if found.all():
+                break
+        else:
+            raise RuntimeError("these weights do not have 4 bits")
+        step = step.to(weight.dtype)
+        middle = (groups - (level - 8) * step).mean(dim=-1, keepdim=True).to(weight.dtype)
+        integers.append(level.flatten(1).int())
+        steps.append(torch.cat([step, middle], dim=-1).transpose(0, 1))
+    return torch.cat(integers), torch.cat(steps, dim=1).contiguous()
 
 
 # An operator of our own, because inductor takes oneDNN's only with constant weights.
@@ -183,8 +249,9 @@ def _(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def pack(model: nn.Module) -> list[PackedLinear]:
     """Replace the linear layers that are faster on this CPU with packed weights; return the new ones.
 
-    Layers are timed, because what is faster differs between processors. Nothing changes off the CPU,
-    in dtypes other than float32 and bfloat16, and if memory is short.
+    Layers are timed, because what is faster differs between processors. Weights that were read from a
+    file with 4 bits are tried with 4 bits, too. Nothing changes off the CPU, in dtypes other than
+    float32 and bfloat16, and if memory is short.
     """
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and _can_pack(layer)}
     if sum(layer.weight.nbytes for layer in layers.values()) > psutil.virtual_memory().available / 2:
@@ -192,14 +259,19 @@ def pack(model: nn.Module) -> list[PackedLinear]:
     made: list[PackedLinear] = []
     for kind in {(layer.weight.shape, layer.weight.dtype) for layer in layers.values()}:
         alike = {name: layer for name, layer in layers.items() if (layer.weight.shape, layer.weight.dtype) == kind}
-        try:
-            packed = {name: PackedLinear(layer) for name, layer in alike.items()}
-        except RuntimeError:  # oneDNN has no layout for this dtype on this processor
+        ways: list[dict[str, Any]] = [alike]
+        for packed in (PackedLinear, FourBitLinear):
+            # Not every processor has a layout for every dtype, and most weights have more than 4 bits.
+            with contextlib.suppress(RuntimeError):
+                ways.append({name: packed(layer) for name, layer in alike.items()})
+        if len(ways) == 1:
             continue
-        usual, other = least_seconds([*alike.values()][:TIMED], [*packed.values()][:TIMED])
-        if other < MARGIN * usual:
-            made += packed.values()
-            for name, layer in packed.items():
+        timed = slice(max(1, TIMED // next(iter(alike.values())).weight.nbytes))
+        usual, *others = least_seconds(*([*way.values()][timed] for way in ways))
+        if min(others) < MARGIN * usual:
+            fastest = ways[1 + others.index(min(others))]
+            made += fastest.values()
+            for name, layer in fastest.items():
                 model.set_submodule(name, layer)
     return made
 
@@ -222,8 +294,8 @@ def least_seconds(*ways: Sequence[nn.Linear]) -> list[float]:
         if number and clock() > start + SECONDS:
             break
         for of_way, way in zip(least, ways, strict=True):
-            for best, layer in zip(of_way, way, strict=True):
-                for column, rows in enumerate(ROWS):
+            for column, rows in enumerate(ROWS):
+                for best, layer in zip(of_way, way, strict=True):
                     states = layer.weight.new_ones(1, rows, layer.in_features)
                     began = clock()
                     layer(states)
