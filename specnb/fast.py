@@ -85,7 +85,7 @@ class PrivateModel:
             raise ValueError(f'compile is {shown(compile)}; it must be False, True or "auto"')
         self.model = model
         self.modules = shared_copy(model)
-        self.packed: list[PackedLinear] = []
+        self.packed: list[nn.Linear] = []
         self.compiled: CompiledLayers | None = None
         config = decoder_config(self.modules)
         # If another "sdpa" was registered, the results of that are the model's own.
@@ -163,17 +163,14 @@ class PackedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.training = layer.in_features, layer.out_features, layer.training
         self.weight, self.bias = layer.weight, layer.bias
-        self._pack(layer.weight.detach())
-
-    def _pack(self, weight: Tensor) -> None:
-        self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS))
+        self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), LAYOUT_ROWS))
 
     def forward(self, input: Tensor) -> Tensor:
         return torch.ops.specnb.packed_linear(input, self.packed, self.bias)  # type: ignore[no-any-return]
 
 
-class FourBitLinear(PackedLinear):
-    """A packed linear layer whose weights come from a file with 4 bits, and are read in 4 bits for few rows.
+class FourBitLinear(nn.Linear):
+    """A linear layer whose weights come from a file with 4 bits, and are read in 4 bits for few rows.
 
     Raises `RuntimeError` for other weights.
     """
@@ -181,15 +178,18 @@ class FourBitLinear(PackedLinear):
     integers: Tensor
     steps: Tensor
 
-    def _pack(self, weight: Tensor) -> None:
-        integers, steps = four_bits(weight)
-        super()._pack(weight)
+    def __init__(self, layer: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.training = layer.in_features, layer.out_features, layer.training
+        self.weight, self.bias = layer.weight, layer.bias
+        self.of_many_rows = layer
+        integers, steps = four_bits(layer.weight.detach())
         self.register_buffer("integers", torch.ops.aten._convert_weight_to_int4pack_for_cpu(integers, 1))
         self.register_buffer("steps", steps)
 
     def forward(self, input: Tensor) -> Tensor:
         if input.numel() > FEW_ROWS * self.in_features:
-            return super().forward(input)
+            return self.of_many_rows(input)  # type: ignore[no-any-return]
         rows = input.reshape(-1, self.in_features)
         made = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.integers, GROUP, self.steps)
         made = made.reshape(*input.shape[:-1], self.out_features)
@@ -207,7 +207,7 @@ def four_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     if weight.dtype != torch.bfloat16:
         raise RuntimeError("torch's products with 4 bits are not fast in float32")
-    integers, steps, error = [], [], 2 * torch.finfo(weight.dtype).eps
+    integers, steps, error = [], [], torch.finfo(weight.dtype).eps
     for rows in weight.split(AT_ONCE):
         groups = rows.float().unflatten(1, (-1, GROUP))  # RuntimeError if they do not fill groups
         low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
@@ -246,7 +246,7 @@ def _(states: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def pack(model: nn.Module) -> list[PackedLinear]:
+def pack(model: nn.Module) -> list[nn.Linear]:
     """Replace the linear layers that are faster on this CPU with packed weights; return the new ones.
 
     Layers are timed, because what is faster differs between processors. Weights that were read from a
@@ -256,14 +256,14 @@ def pack(model: nn.Module) -> list[PackedLinear]:
     layers = {name: layer for name, layer in model.named_modules() if type(layer) is nn.Linear and _can_pack(layer)}
     if sum(layer.weight.nbytes for layer in layers.values()) > psutil.virtual_memory().available / 2:
         return []
-    made: list[PackedLinear] = []
+    made: list[nn.Linear] = []
     for kind in {(layer.weight.shape, layer.weight.dtype) for layer in layers.values()}:
         alike = {name: layer for name, layer in layers.items() if (layer.weight.shape, layer.weight.dtype) == kind}
         ways: list[dict[str, Any]] = [alike]
         for packed in (PackedLinear, FourBitLinear):
             # Not every processor has a layout for every dtype, and most weights have more than 4 bits.
             with contextlib.suppress(RuntimeError):
-                ways.append({name: packed(layer) for name, layer in alike.items()})
+                ways.append({name: packed(layer) for name, layer in ways[-1].items()})
         if len(ways) == 1:
             continue
         timed = slice(max(1, TIMED // next(iter(alike.values())).weight.nbytes))

@@ -115,7 +115,7 @@ def costs_of(model: str) -> dict[str, Costs]:
         rise = (timed.v.median() - 1) / 4
         return free | {"CPU": Costs(head.draft_cost.median() / 4, lambda n: 1 + rise * (n - 1))}
     c = read_table("results/workloads").query(f"way == 'head {OF_HEAD}'").c.median()
-    on_cpu = read_table("results/real_passes")
+    on_cpu = read_table("results/real_passes").query("bits == 4")
     passes = read_table("results/gpu").query("models == 'smollm2' and kind == 'pass' and way == 'graph' and rows == 1")
     timed_passes = {"CPU": (on_cpu.n, on_cpu.v), "H200": (passes.n, passes.cost)}
     return free | {name: Costs(c, partial(np.interp, xp=n, fp=v)) for name, (n, v) in timed_passes.items()}

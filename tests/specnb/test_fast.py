@@ -25,8 +25,10 @@ from specnb.cache import CachedModel
 from specnb.fast import (
     GROUPED,
     ROWS,
+    FourBitLinear,
     PackedLinear,
     PrivateModel,
+    four_bits,
     grouped_attention,
     least_seconds,
     pack,
@@ -54,7 +56,8 @@ def packed(plain: nn.Module) -> Any:
 
 @pytest.fixture
 def packing_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast, "least_seconds", lambda *ways: [1.0, 0.5])
+    """What is packed last is faster than what came before."""
+    monkeypatch.setattr(fast, "least_seconds", lambda *ways: [0.5**number for number in range(len(ways))])
 
 
 # Packed linear layers.
@@ -75,6 +78,67 @@ def test_a_packed_layer_computes_what_the_layer_does(
     with torch.inference_mode():
         assert made(states).shape == plain(states).shape
         torch.testing.assert_close(made(states), plain(states), rtol=tolerance, atol=tolerance)
+
+
+@st.composite
+def weights_of_four_bits(draw: st.DrawFn, rows: int = 32, groups: int = 2) -> Tensor:
+    """As a file keeps them: a step and an offset for each group of 32, some of whose 16 values may be missing."""
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    highest = draw(st.integers(0, 15))
+    integers = torch.randint(0, highest + 1, (rows, groups, 32), generator=random)
+    step, offset = torch.randn(2, rows, groups, 1, generator=random) * draw(st.sampled_from([1e-6, 0.01, 100.0]))
+    weights: Tensor = (step * integers + offset).reshape(rows, 32 * groups)
+    return weights
+
+
+@settings(max_examples=30, deadline=None)
+@given(weights=weights_of_four_bits(), rows=st.integers(0, 6), bias=st.booleans())
+def test_weights_of_four_bits_are_found_again_after_they_were_rounded(weights: Tensor, rows: int, bias: bool) -> None:
+    """What is computed with them is as far from the product of what the file has as rounding takes it."""
+    plain = layer(64, 32, bias).bfloat16()
+    plain.weight.data = weights.bfloat16()
+    states = torch.randn(2, rows, 64, dtype=torch.bfloat16)
+    made = FourBitLinear(plain)
+    integers, steps = four_bits(plain.weight.detach())
+    assert 0 <= integers.min() <= integers.max() <= 15
+    step, middle = steps.double().transpose(0, 1).unsqueeze(-1).unbind(dim=2)
+    again = ((integers.unflatten(1, (-1, 32)) - 8) * step + middle).flatten(1)
+    largest = weights.unflatten(1, (-1, 32)).abs().amax(dim=-1).repeat_interleave(32, dim=1)
+    assert ((again - weights).abs() <= 2**-5 * largest).all()
+    with torch.inference_mode():
+        found, usual = made(states), plain(states)
+    size = states.double().abs() @ weights.double().abs().T + (plain.bias.abs() if bias else 0)
+    assert found.shape == usual.shape
+    assert ((found - usual).abs() <= 2**-5 * size).all()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda weights: torch.cat([weights[:-1], weights[-1:] + 0.02 * torch.randn(1, 64).bfloat16()]),
+        lambda weights: weights.index_fill(1, torch.tensor(40), float("nan")),
+        lambda weights: weights.index_fill(1, torch.tensor(40), float("inf")),
+        lambda weights: weights[:, :48],
+        lambda weights: weights.float(),
+    ],
+)
+def test_other_weights_are_not_taken_for_such(change: Callable[[Tensor], Tensor]) -> None:
+    torch.manual_seed(0)
+    weights = (torch.randint(16, (300, 64)) / 8 - 1).bfloat16()
+    four_bits(weights)
+    with pytest.raises(RuntimeError):
+        four_bits(change(weights))
+
+
+@pytest.mark.usefixtures("packing_wins")
+def test_few_rows_are_read_in_four_bits_and_more_as_they_would_be_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = layer().bfloat16()
+    plain.weight.data = plain.weight.data.sign()
+    made = packed(plain)
+    assert isinstance(made, FourBitLinear)
+    monkeypatch.setattr(made.of_many_rows, "forward", lambda states: "many")
+    assert [made(torch.ones(1, n, 128, dtype=torch.bfloat16)) is not None for n in (1, 4)] == [True] * 2
+    assert made(torch.ones(1, 5, 128, dtype=torch.bfloat16)) == made(torch.ones(5, 1, 128).bfloat16()) == "many"
 
 
 @NEEDS_ONEDNN
