@@ -41,6 +41,9 @@ class PromptLookupDrafter(ChainDrafter):
         require_whole(vocab=(vocab, 1), shortest=(shortest, 1), longest=(longest, shortest))
         self.vocab, self.longest, self.shortest = vocab, longest, shortest
 
+    def lengths(self, gamma: int) -> tuple[int, ...]:
+        return (0, min(PER_MATCH * self.shortest, gamma), gamma)
+
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         tokens, lengths = context.tokens, context.lengths
         places, matched = self.matches(context)

@@ -151,9 +151,9 @@ class Drafter:
         if "propose" in vars(cls) and "along" not in vars(cls):
             cls.along = Drafter.along  # type: ignore[method-assign]  # an inherited one is of another `propose`
 
-    def fewest(self, gamma: int) -> int:
-        """The usual number in steps with fewer than `gamma` draft tokens; passes over so many are compiled, too."""
-        return gamma if self.draft_model is not None or self.hidden_layers else 0
+    def lengths(self, gamma: int) -> tuple[int, ...]:
+        """The usual numbers of draft tokens in a step; on a CPU passes over them are compiled."""
+        return (gamma,) if self.draft_model is not None or self.hidden_layers else (0, gamma)
 
     def update(self, context: Context, outcome: Outcome) -> None:
         """Learn at the end of a step which tokens were accepted."""

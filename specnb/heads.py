@@ -255,8 +255,8 @@ class AttentionDrafter(SequentialDrafter):
         """Whether a step may do without the head."""
         return self.device.type == "cpu" and not self.capturable
 
-    def fewest(self, gamma: int) -> int:
-        return gamma if self.most is None else min(self.most, gamma)
+    def lengths(self, gamma: int) -> tuple[int, ...]:
+        return (gamma if self.most is None else min(self.most, gamma),)
 
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:
@@ -352,8 +352,8 @@ class FallbackDrafter(Drafter):
         self.copy.start(context, rows)
         self.head.start(context, rows)
 
-    def fewest(self, gamma: int) -> int:
-        return self.head.fewest(gamma)
+    def lengths(self, gamma: int) -> tuple[int, ...]:
+        return (*self.head.lengths(gamma), *filter(None, self.copy.lengths(gamma)))
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         copied = self.copy.propose(context, uniforms)

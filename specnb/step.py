@@ -201,11 +201,11 @@ class Batch:
         self.runner = self.runner_class(setup.target, setup.slots)
         if self.drafter is not None and self.drafter.hidden_layers:
             self.runner.record_hidden_states(self.drafter.hidden_layers, setup.max_rows)
-        fewest = setup.gamma if self.drafter is None else self.drafter.fewest(setup.gamma)
         self.on_host = setup.target.device.type == "cpu"
-        # On a CPU a pass is as wide as the proposal; compiled are the fewest and the most draft tokens.
+        # On a CPU a pass is as wide as the proposal.
         self.cuts = self.on_host and self.tree is None
-        self.widths = (fewest, setup.gamma) if self.cuts else (setup.gamma,)
+        usual = self.drafter.lengths(setup.gamma) if self.cuts and self.drafter is not None else (setup.gamma,)
+        self.widths = sorted({*usual})
         self.captured: dict[str, Captured] = {}  # methods that make a step, or its parts
         self.last: tuple[Tensor, Tensor] | None = None
         self.bound = LengthBound(setup.slots, setup.gamma)

@@ -108,9 +108,12 @@ def _of_pair_speeds(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_gpu(table: pd.DataFrame) -> pd.DataFrame:
-    """Predictions of heads, replayed as graphs: v(n) of the passes timed alone, and c of the head on a processor."""
+    """Predictions of heads, replayed as graphs: v(n) of the passes timed alone, and c of the head on a processor, in
+    passes that read 16 bits."""
     passes = table.query("kind == 'pass' and model == 'target' and way == 'graph' and rows == 1")
-    v, c = passes.set_index(["models", "n"]).cost, read_table("results/workloads").query("c > 0").c.median()
+    v = passes.set_index(["models", "n"]).cost
+    on_cpu, alone = (read_table(f"results/{name}") for name in ("workloads", "real_passes"))
+    c = on_cpu.query("way == 'head 2'").c.median() / alone.query("bits == 4 and n == 1").gain.item()
     gamma = table.way.str.extract(r"^head (\d+), graph$")[0].astype(float)
     cost = [v.get((models, n + 1), np.nan) + n * c for models, n in zip(table.models, gamma, strict=True)]
     return pd.DataFrame({"predicted": table.tokens_per_step / cost})

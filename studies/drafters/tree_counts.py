@@ -107,7 +107,7 @@ class Costs(NamedTuple):
 def costs_of(model: str) -> dict[str, Costs]:
     """By machine, from the tables of what was timed. `free`: steps cost what plain ones do, so speed is
     tokens per step. The pair's v is a line through the one that was timed with drafts; on the H200, where
-    no pass of a head was timed by itself, c is that on the CPU."""
+    no pass of a head was timed by itself, c is that on the CPU, in passes that read 16 bits."""
     free = {"free": Costs(0.0, lambda n: 1.0)}
     if model == "pair":
         timed = read_table("results/drafters").query("gamma == 4")
@@ -116,9 +116,11 @@ def costs_of(model: str) -> dict[str, Costs]:
         return free | {"CPU": Costs(head.draft_cost.median() / 4, lambda n: 1 + rise * (n - 1))}
     c = read_table("results/workloads").query(f"way == 'head {OF_HEAD}'").c.median()
     on_cpu = read_table("results/real_passes").query("bits == 4")
+    gain = on_cpu.set_index("n").gain[1]
     passes = read_table("results/gpu").query("models == 'smollm2' and kind == 'pass' and way == 'graph' and rows == 1")
     timed_passes = {"CPU": (on_cpu.n, on_cpu.v), "H200": (passes.n, passes.cost)}
-    return free | {name: Costs(c, partial(np.interp, xp=n, fp=v)) for name, (n, v) in timed_passes.items()}
+    of_head = {"CPU": c, "H200": c / gain}
+    return free | {name: Costs(of_head[name], partial(np.interp, xp=n, fp=v)) for name, (n, v) in timed_passes.items()}
 
 
 class Along(NamedTuple):

@@ -1,6 +1,7 @@
 """Audits of decoding with the real model: copies, a trained head, a tree, and a planted leak.
 
-An item names what drafts, the temperature and the dtype. Copies are drafted at their usual length;
+Samplers are as they are by default, one row at a time, so that in bfloat16 weights are read in 4 bits where few tokens
+are verified. An item names what drafts, the temperature and the dtype. Copies are drafted at their usual length;
 the tree samples from the target's first `LAYERS` layers. The leak drafts with these layers, too,
 and accepts each tested draft token with a probability of `leak` whatever p and q are, so that some
 of the draft's distribution gets into the output; it is audited until it is rejected. Where a model
@@ -19,7 +20,7 @@ from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.drafters import TreeDrafter
 from specnb.rules import Outcome, token_verification
-from specnb.sampler import generate
+from specnb.sampler import Sampler
 from specnb_audit.api import audit
 from specnb_audit.engine import Engine
 from studies.drafters.early_exit import early_exit
@@ -31,8 +32,8 @@ LAYERS = 15
 PARENTS = (-1, -1, 0)
 
 
-def measure(item: str, tokens: int, new_tokens: int, rows: int, leak: float) -> list[dict[str, Any]]:
-    """The audit of about so many `tokens`, decoded `rows` sequences at a time."""
+def measure(item: str, tokens: int, new_tokens: int, leak: float) -> list[dict[str, Any]]:
+    """The audit of about so many `tokens`."""
     drafting, at, dtype = item.split("-")
     target, tokenizer = model_and_tokenizer(dtype)
     sampling, layers = Sampling(float(at)), early_exit(target, LAYERS)
@@ -50,10 +51,11 @@ def measure(item: str, tokens: int, new_tokens: int, rows: int, leak: float) -> 
     of_kind = (prompts_of(tokenizer, kind, 12) for kind in KINDS)
     every = [prompt for one_of_each in zip(*of_kind, strict=True) for prompt in one_of_each]
     prompts = (every * (tokens // new_tokens // len(every) + 1))[: tokens // new_tokens + 1]
-    made = generate(
-        target, prompts, drafters[drafting], gamma="auto" if drafting == "copies" else len(PARENTS), sampling=sampling,
-        max_new_tokens=new_tokens, rule=leaky if leaking else None, batch_size=rows, progress=False,
+    sampler = Sampler(
+        target, drafters[drafting], gamma="auto" if drafting == "copies" else len(PARENTS), sampling=sampling,
+        rule=leaky if leaking else None, rows=1, progress=False,
     )  # fmt: skip
+    made = sampler.generate(prompts, max_new_tokens=new_tokens)
     report = audit(
         target, made.tokens, prompts=prompts, sampling=sampling, max_new_tokens=new_tokens,
         draft=layers if drafting in ("leak", "tree") else None, stop=leaking,
@@ -68,8 +70,8 @@ def measure(item: str, tokens: int, new_tokens: int, rows: int, leak: float) -> 
 
 STUDY = Study(
     measure,
-    settings={"tokens": 4_000, "new_tokens": 96, "rows": 24, "leak": 0.02},
-    small={"tokens": 64, "new_tokens": 8, "rows": 8, "leak": 0.02},
+    settings={"tokens": 4_000, "new_tokens": 96, "leak": 0.02},
+    small={"tokens": 64, "new_tokens": 8, "leak": 0.02},
     items=(
         "copies-0.7-float32", "copies-1-bfloat16", "head-0.7-bfloat16", "head-1-float32", "tree-0.7-float32",
         "tree-1-bfloat16", "leak-0.7-bfloat16", "leak-1-float32",

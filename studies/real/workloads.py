@@ -2,11 +2,11 @@
 
 Whole calls, the prompt's pass included, up to the end of the answer or `new_tokens`; all ways in turn on each prompt
 (`studies.speed.calls`), each by a sampler of its own, as it is without other settings: its check on, its weights packed
-(`compile="auto"`). The drafter copies from the text so far (prompt lookup), at most `COPIED` tokens; a trained head
-drafts `OF_HEAD` tokens, alone and in steps in which nothing can be copied. Beside them the same with compiled layers
-(`compile=True`): plain, copies, and copies or the head; transformers' own generation of the same model, plain and with
-its prompt lookup, with the settings that are best for it by the tokens that it drafts and has accepted (`THEIRS`); and
-llama.cpp (`studies.real.llama_cpp`). One line a way:
+(`compile="auto"`), and those of 4 bits read so for few tokens. The drafter copies from the text so far (prompt lookup),
+at most `COPIED` tokens; a trained head drafts `OF_HEAD` tokens, alone and in steps in which nothing can be copied.
+Beside them the same with compiled layers (`compile=True`): plain, copies, and copies or the head; transformers' own
+generation of the same model, plain and with its prompt lookup, with the settings that are best for it by the tokens
+that it drafts and has accepted (`THEIRS`); and llama.cpp (`studies.real.llama_cpp`). One line a way:
 
 - `ms_per_token`: all seconds over all tokens; answers differ in length above temperature 0, and in bfloat16 at 0, too
 - `speed_up`: over the way `over`, plain decoding
@@ -147,7 +147,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
 
 STUDY = Study(
     measure,
-    settings={"prompts": 40, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
+    settings={"prompts": 20, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
     small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2, "compiled": False},
     items=tuple(f"{kind}-{temperature}" for temperature in TEMPERATURES for kind in KINDS),
     small_items=("summary-0",),
