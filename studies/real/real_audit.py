@@ -32,8 +32,8 @@ LAYERS = 15
 PARENTS = (-1, -1, 0)
 
 
-def measure(item: str, tokens: int, new_tokens: int, leak: float) -> list[dict[str, Any]]:
-    """The audit of about so many `tokens`."""
+def measure(item: str, tokens: int, new_tokens: int, rows: int, leak: float) -> list[dict[str, Any]]:
+    """The audit of about so many `tokens`, decoded `rows` sequences at a time."""
     drafting, at, dtype = item.split("-")
     target, tokenizer = model_and_tokenizer(dtype)
     sampling, layers = Sampling(float(at)), early_exit(target, LAYERS)
@@ -53,7 +53,7 @@ def measure(item: str, tokens: int, new_tokens: int, leak: float) -> list[dict[s
     prompts = (every * (tokens // new_tokens // len(every) + 1))[: tokens // new_tokens + 1]
     sampler = Sampler(
         target, drafters[drafting], gamma="auto" if drafting == "copies" else len(PARENTS), sampling=sampling,
-        rule=leaky if leaking else None, rows=1, progress=False,
+        rule=leaky if leaking else None, rows=rows, progress=False,
     )  # fmt: skip
     made = sampler.generate(prompts, max_new_tokens=new_tokens)
     report = audit(
@@ -70,8 +70,8 @@ def measure(item: str, tokens: int, new_tokens: int, leak: float) -> list[dict[s
 
 STUDY = Study(
     measure,
-    settings={"tokens": 4_000, "new_tokens": 96, "leak": 0.02},
-    small={"tokens": 64, "new_tokens": 8, "leak": 0.02},
+    settings={"tokens": 4_000, "new_tokens": 96, "rows": 1, "leak": 0.02},
+    small={"tokens": 64, "new_tokens": 8, "rows": 1, "leak": 0.02},
     items=(
         "copies-0.7-float32", "copies-1-bfloat16", "head-0.7-bfloat16", "head-1-float32", "tree-0.7-float32",
         "tree-1-bfloat16", "leak-0.7-bfloat16", "leak-1-float32",
