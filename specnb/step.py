@@ -205,7 +205,7 @@ class Batch:
         # On a CPU a pass is as wide as the proposal.
         self.cuts = self.on_host and self.tree is None
         usual = self.drafter.lengths(setup.gamma) if self.cuts and self.drafter is not None else (setup.gamma,)
-        self.widths = sorted({*usual})
+        self.widths = sorted({*usual, setup.gamma})  # the latter for `probe`
         self.captured: dict[str, Captured] = {}  # methods that make a step, or its parts
         self.last: tuple[Tensor, Tensor] | None = None
         self.bound = LengthBound(setup.slots, setup.gamma)

@@ -71,7 +71,7 @@ def test_calls_say_what_a_notebook_reads() -> None:
     pair = ["data/results/drafters.csv", "data/results/drafters.record.json"]
     assert read('for name in ("drafters", "drafted"): made_on(name)') == read('pooled("drafters")') == pair
     assert read("pooled()") == sorted(
-        f"data/results/{name}.{end}" for name in SETTINGS for end in ("csv", "record.json")
+        f"data/results/{name}.{end}" for name in (*SETTINGS, "real_passes") for end in ("csv", "record.json")
     )
     assert read('read_table("audit/results/engines")') == ["audit/data/results/engines.csv"]
 

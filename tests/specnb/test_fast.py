@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from specnb import ModelDrafter, Sampler, fast, generate
+from specnb import ModelDrafter, Sampler, Sampling, fast, generate
 from specnb.cache import CachedModel
+from specnb.copies import PromptLookupDrafter
 from specnb.fast import (
     GROUPED,
     ROWS,
@@ -101,7 +102,7 @@ def test_weights_of_four_bits_are_found_again_after_they_were_rounded(weights: T
     assert ((again - weights).abs() <= 2**-5 * largest).all()
 
 
-def of_four_bits(inputs: int = 576, outputs: int = 112, bias: bool = True) -> tuple[nn.Linear, Tensor]:
+def of_four_bits(inputs: int = 576, outputs: int = 560, bias: bool = True) -> tuple[nn.Linear, Tensor]:
     """A layer in bfloat16, and the weights that it had in its file."""
     plain = layer(inputs, outputs, bias).bfloat16()
     groups = plain.weight.detach().double().unflatten(1, (-1, 32))
@@ -129,6 +130,7 @@ def test_a_product_with_four_bits_is_as_far_from_that_of_the_file_as_bfloat16_is
         lambda weights: torch.cat([weights[:-1], weights[-1:] + 0.02 * torch.randn(1, 64).bfloat16()]),
         lambda weights: weights.index_fill(1, torch.tensor(40), float("nan")),
         lambda weights: weights.index_fill(1, torch.tensor(40), float("inf")),
+        lambda weights: weights * 16 + torch.randint(2, weights.shape),  # of 5 bits
         lambda weights: weights[:, :48],
         lambda weights: weights.float(),
     ],
@@ -139,6 +141,14 @@ def test_other_weights_are_not_taken_for_such(change: Callable[[Tensor], Tensor]
     four_bits(weights)
     with pytest.raises(RuntimeError):
         four_bits(change(weights))
+
+
+def test_a_product_that_is_not_the_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, _ = of_four_bits()
+    integers, steps = four_bits(plain.weight.detach())
+    monkeypatch.setattr(fast, "four_bits", lambda weight: (integers.roll(1, dims=0), steps))
+    with pytest.raises(RuntimeError, match="differs"):
+        FourBitLinear(plain)
 
 
 @NEEDS_ONEDNN
@@ -157,8 +167,8 @@ def test_each_layer_has_the_form_that_is_faster(monkeypatch: pytest.MonkeyPatch)
     """Four bits are tried for those that have them, over what was faster without."""
     times = {nn.Linear: 1.0, PackedLinear: 0.6, FourBitLinear: 0.5}
     monkeypatch.setattr(fast, "least_seconds", lambda *ways: [times[type(way[0])] for way in ways])
-    model = nn.Sequential(of_four_bits(bias=False)[0], layer(576, 112, bias=False).bfloat16())
-    usual = type(packed(layer(576, 112).bfloat16()))  # not every processor can pack bfloat16
+    model = nn.Sequential(of_four_bits(bias=False)[0], layer(576, 560, bias=False).bfloat16())
+    usual = type(packed(layer(576, 560).bfloat16()))  # not every processor can pack bfloat16
     assert [type(one) for one in pack(model)] == [FourBitLinear, usual][: 1 + (usual is PackedLinear)]
     assert type(model[0].of_many_rows) is usual
     times[FourBitLinear] = 0.59
@@ -183,7 +193,7 @@ def test_a_sampler_reads_four_bits_and_sees_that_weights_have_changed(
     for part in model.modules():
         if isinstance(part, nn.Linear) and part is not model.lm_head:
             part.weight.data = (part.weight.data * 256).round().clamp(-7, 8) / 256
-    sampler = Sampler(model, None, compile=compile)
+    sampler = Sampler(model, PromptLookupDrafter(13), gamma=5, compile=compile, sampling=Sampling(0.01))
     made = sampler.generate(PROMPTS, **ASKED)
     assert made.record.emitted.sum() == 12
     assert {type(one) for one in sampler.private.packed} >= {FourBitLinear}
