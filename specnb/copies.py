@@ -42,7 +42,7 @@ class PromptLookupDrafter(ChainDrafter):
         self.vocab, self.longest, self.shortest = vocab, longest, shortest
 
     def lengths(self, gamma: int) -> tuple[int, ...]:
-        return (0, min(PER_MATCH * self.shortest, gamma), gamma)
+        return (0, min(PER_MATCH * self.shortest, gamma))
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
         tokens, lengths = context.tokens, context.lengths

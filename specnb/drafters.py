@@ -152,8 +152,8 @@ class Drafter:
             cls.along = Drafter.along  # type: ignore[method-assign]  # an inherited one is of another `propose`
 
     def lengths(self, gamma: int) -> tuple[int, ...]:
-        """The usual numbers of draft tokens in a step; on a CPU passes over them are compiled."""
-        return (gamma,) if self.draft_model is not None or self.hidden_layers else (0, gamma)
+        """The usual numbers in steps with fewer than `gamma` draft tokens; passes over them are compiled, too."""
+        return () if self.draft_model is not None or self.hidden_layers else (0,)
 
     def update(self, context: Context, outcome: Outcome) -> None:
         """Learn at the end of a step which tokens were accepted."""

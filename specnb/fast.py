@@ -154,22 +154,29 @@ def checksum(tensors: Iterable[Tensor | None]) -> int:
     return seen.intdigest()
 
 
-class PackedLinear(nn.Linear):
-    """A linear layer with a copy of its weight in oneDNN's layout, whose products round differently."""
-
-    packed: Tensor
+class SharedLinear(nn.Linear):
+    """A linear layer with the parameters of another one."""
 
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.training = layer.in_features, layer.out_features, layer.training
         self.weight, self.bias = layer.weight, layer.bias
+
+
+class PackedLinear(SharedLinear):
+    """A linear layer with a copy of its weight in oneDNN's layout, whose products round differently."""
+
+    packed: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__(layer)
         self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), LAYOUT_ROWS))
 
     def forward(self, input: Tensor) -> Tensor:
         return torch.ops.specnb.packed_linear(input, self.packed, self.bias)  # type: ignore[no-any-return]
 
 
-class FourBitLinear(nn.Linear):
+class FourBitLinear(SharedLinear):
     """A linear layer whose weights come from a file with 4 bits, and are read in 4 bits for few rows.
 
     Raises `RuntimeError` for other weights, and where torch's product is not that of the layer.
@@ -179,9 +186,7 @@ class FourBitLinear(nn.Linear):
     steps: Tensor
 
     def __init__(self, layer: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features, self.training = layer.in_features, layer.out_features, layer.training
-        self.weight, self.bias = layer.weight, layer.bias
+        super().__init__(layer)
         self.of_many_rows = layer
         integers, steps = four_bits(layer.weight.detach())
         packed = [torch.ops.aten._convert_weight_to_int4pack_for_cpu(rows.int(), 1) for rows in integers.split(AT_ONCE)]
@@ -276,7 +281,8 @@ def pack(model: nn.Module) -> list[nn.Linear]:
             timed = list(others)[: max(1, TIMED // next(iter(alike.values())).weight.nbytes)]
             if timed:
                 usual, other = least_seconds([alike[name] for name in timed], [others[name] for name in timed])
-                alike |= others if other < MARGIN * usual else {}
+                if other < MARGIN * usual:
+                    alike |= others
         for name, layer in alike.items():
             if layer is not layers[name]:
                 model.set_submodule(name, layer)

@@ -256,7 +256,7 @@ class AttentionDrafter(SequentialDrafter):
         return self.device.type == "cpu" and not self.capturable
 
     def lengths(self, gamma: int) -> tuple[int, ...]:
-        return (gamma if self.most is None else min(self.most, gamma),)
+        return () if self.most is None else (min(self.most, gamma),)
 
     @torch.no_grad()
     def start(self, context: Context, rows: Tensor | None = None) -> None:

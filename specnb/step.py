@@ -204,8 +204,8 @@ class Batch:
         self.on_host = setup.target.device.type == "cpu"
         # On a CPU a pass is as wide as the proposal.
         self.cuts = self.on_host and self.tree is None
-        usual = self.drafter.lengths(setup.gamma) if self.cuts and self.drafter is not None else (setup.gamma,)
-        self.widths = sorted({*usual, setup.gamma})  # the latter for `probe`
+        fewer = self.drafter.lengths(setup.gamma) if self.cuts and self.drafter is not None else ()
+        self.widths = sorted({*fewer, setup.gamma})
         self.captured: dict[str, Captured] = {}  # methods that make a step, or its parts
         self.last: tuple[Tensor, Tensor] | None = None
         self.bound = LengthBound(setup.slots, setup.gamma)

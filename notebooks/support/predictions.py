@@ -29,6 +29,7 @@ import pandas as pd
 from numpy.typing import ArrayLike, NDArray
 
 from specnb.theory import count_distribution, solve_alpha
+from studies.drafters.tree_counts import head_costs
 from studies.files import read_table
 from studies.study import made_on, record_of
 
@@ -112,8 +113,7 @@ def _of_gpu(table: pd.DataFrame) -> pd.DataFrame:
     passes that read 16 bits."""
     passes = table.query("kind == 'pass' and model == 'target' and way == 'graph' and rows == 1")
     v = passes.set_index(["models", "n"]).cost
-    on_cpu, alone = (read_table(f"results/{name}") for name in ("workloads", "real_passes"))
-    c = on_cpu.query("way == 'head 2'").c.median() / alone.query("bits == 4 and n == 1").gain.item()
+    c = head_costs(*(read_table(f"results/{name}") for name in ("workloads", "real_passes")))["H200"]
     gamma = table.way.str.extract(r"^head (\d+), graph$")[0].astype(float)
     cost = [v.get((models, n + 1), np.nan) + n * c for models, n in zip(table.models, gamma, strict=True)]
     return pd.DataFrame({"predicted": table.tokens_per_step / cost})

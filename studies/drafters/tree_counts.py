@@ -104,6 +104,13 @@ class Costs(NamedTuple):
     v: Callable[[int], float]
 
 
+def head_costs(workloads: Any, real_passes: Any) -> dict[str, float]:
+    """c of SmolLM2's head by machine, from both tables of the CPU, where a pass over one token reads 4 bits; on the
+    H200 it reads 16."""
+    c = workloads.query(f"way == 'head {OF_HEAD}'").c.median()
+    return {"CPU": c, "H200": c / real_passes.query("bits == 4 and n == 1").gain.item()}
+
+
 def costs_of(model: str) -> dict[str, Costs]:
     """By machine, from the tables of what was timed. `free`: steps cost what plain ones do, so speed is
     tokens per step. The pair's v is a line through the one that was timed with drafts; on the H200, where
@@ -114,12 +121,10 @@ def costs_of(model: str) -> dict[str, Costs]:
         head = timed[timed.drafter == "EAGLE-3 head"]
         rise = (timed.v.median() - 1) / 4
         return free | {"CPU": Costs(head.draft_cost.median() / 4, lambda n: 1 + rise * (n - 1))}
-    c = read_table("results/workloads").query(f"way == 'head {OF_HEAD}'").c.median()
-    on_cpu = read_table("results/real_passes").query("bits == 4")
-    gain = on_cpu.set_index("n").gain[1]
+    alone = read_table("results/real_passes")
+    on_cpu, of_head = alone.query("bits == 4"), head_costs(read_table("results/workloads"), alone)
     passes = read_table("results/gpu").query("models == 'smollm2' and kind == 'pass' and way == 'graph' and rows == 1")
     timed_passes = {"CPU": (on_cpu.n, on_cpu.v), "H200": (passes.n, passes.cost)}
-    of_head = {"CPU": c, "H200": c / gain}
     return free | {name: Costs(of_head[name], partial(np.interp, xp=n, fp=v)) for name, (n, v) in timed_passes.items()}
 
 
