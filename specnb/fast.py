@@ -389,7 +389,7 @@ class CompiledLayers:
         if key not in self.ready:
             if key[3] is None:
                 torch._dynamo.mark_dynamic(given[masks[0]], 3)
-            self.ready[key] = compiled_once(partial(_run_layer, caches[0], masks[0]))
+            self.ready[key] = compiled_once(partial(_run_layer, caches[0], masks[0]), on_host)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings inside the compiler
             return self.ready[key](self.modules[number], *tensors, given)
@@ -442,14 +442,15 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str | type(None)) else id(value)
 
 
-def compiled_once(function: Callable[..., Any]) -> Callable[..., Any]:
+def compiled_once(function: Callable[..., Any], on_host: bool) -> Callable[..., Any]:
     """`function` compiled at its first call; later calls check only sizes marked as dynamic."""
 
     def own(*given: Any) -> Any:
         return function(*given)
 
     own.__code__ = own.__code__.replace()  # torch keeps what it compiled with this object
-    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe}
+    # A small model's layer takes a CPU less time than the Python code that would call its parts.
+    options: dict[str, Any] = {"guard_filter_fn": torch.compiler.skip_all_guards_unsafe, "cpp_wrapper": on_host}
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 

@@ -147,7 +147,7 @@ def measure(item: str, prompts: int, new_tokens: int, dtype: str, threads: int, 
 
 STUDY = Study(
     measure,
-    settings={"prompts": 20, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
+    settings={"prompts": 40, "new_tokens": 48, "dtype": "bfloat16", "threads": 2, "compiled": True},
     small={"prompts": 3, "new_tokens": 8, "dtype": "bfloat16", "threads": 2, "compiled": False},
     items=tuple(f"{kind}-{temperature}" for temperature in TEMPERATURES for kind in KINDS),
     small_items=("summary-0",),

@@ -265,7 +265,7 @@ def test_a_copy_shares_the_weights_and_leaves_the_models_as_they_were(
     compile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it is made, and after a call."""
-    monkeypatch.setattr(fast, "compiled_once", lambda function: function)
+    monkeypatch.setattr(fast, "compiled_once", lambda function, on_host: function)
     model, draft = llama(8), llama(8, seed=5)
     model.lm_head.weight = model.model.embed_tokens.weight  # tied
     before = [(looked_at(one), [weight.clone() for weight in one.parameters()]) for one in (model, draft)]

@@ -352,7 +352,7 @@ def test_a_compiled_sampler_gives_the_same_tokens_and_compiles_once() -> None:
 
 def test_passes_over_the_usual_numbers_of_draft_tokens_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """And others, which a drafter sometimes makes, run as they are."""
-    monkeypatch.setattr("specnb.fast.compiled_once", lambda function: function)
+    monkeypatch.setattr("specnb.fast.compiled_once", lambda function, on_host: function)
     widths, run = [], Batch.run_target
 
     def counted(self: Batch, draft_tokens: Tensor) -> Tensor:
