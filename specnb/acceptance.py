@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 from tqdm import tqdm
@@ -22,11 +21,10 @@ from specnb.loading import Pair
 from specnb.prompts import Prompts, require_tokens, token_lists
 from specnb.rules import Outcome
 from specnb.sampler import Instruments, Sampler, require_models
-from specnb.statistics import Estimate, bootstrap, ratio_of_sums
+from specnb.statistics import Array, Estimate, bootstrap, ratio_of_sums
 from specnb.step import side_by_side
 from specnb.support import TokenMap, require_context, require_supported, vocabulary
 
-Array = NDArray[np.float64]
 ModelOrDrafter = PreTrainedModel | Drafter
 FEWEST, RESAMPLES = 8, 1000  # sequences, over which an interval resamples
 
@@ -80,7 +78,7 @@ class Acceptance:
         beta = self.beta[draft]
         return ratio_of_sums(np.nansum(beta, axis=1), (~np.isnan(beta)).sum(axis=1), seed=seed)
 
-    def by_depth(self, draft: str = "draft", gamma: int | None = None, seed: int = 0) -> DepthRates:
+    def by_depth(self, draft: str = "draft", gamma: int | None = None) -> DepthRates:
         """Rates by depth, and tokens per step, of a loop with `gamma` draft tokens, by default all that were measured.
 
         Intervals are over at least 8 rows, otherwise NaN.
@@ -106,7 +104,7 @@ class Acceptance:
 
         def rate(column: int, more: float = 0) -> Estimate:
             one = bootstrap(
-                lambda rows: depth_rates(sums[rows].sum(axis=-2))[..., column] + more, len(sums), RESAMPLES, seed
+                lambda rows: depth_rates(sums[rows].sum(axis=-2))[..., column] + more, len(sums), RESAMPLES, 0
             )
             return one if len(sums) >= FEWEST else one._replace(low=np.nan, high=np.nan)
 
@@ -368,7 +366,7 @@ def distributions_along(
 ) -> Tensor:
     """Distributions `(rows, new_tokens, vocab)` for the last `new_tokens` tokens of each sequence, in one pass.
 
-    If `new_tokens` differ, the last distribution is repeated. `vocab` is the number of the target's
+    If `new_tokens` differ, rows of fewer have anything after theirs. `vocab` is the number of the target's
     tokens, if a draft model has another.
     """
     lengths = [len(sequence) for sequence in sequences]

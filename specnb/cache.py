@@ -101,20 +101,12 @@ class RaggedCache(Cache):
     def least(self, slots: Tensor, visible: Tensor | None = None, bound: LengthBound | None = None) -> int:
         """Slots to read for tokens that see up to their `slots`, or the `visible` ones; on a GPU, where the host would
         have to wait for these, what the `bound` says, by default all."""
-        if not self.shortens or torch.compiler.is_compiling():
+        if not self.shortens:
             return self.capacity
         if slots.device.type != "cpu":
             return self.capacity if bound is None else bound.seen
         highest = slots.max() if visible is None else visible.flatten(0, -2).any(dim=0).nonzero().max()
         return min(self.capacity, (int(highest) // SEEN_MULTIPLE + 1) * SEEN_MULTIPLE)
-
-    def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copy the entries at slots `source` `(batch, n)` to `destination`."""
-        every = torch.arange(len(source), device=source.device)[:, None]
-        for layer in self.ragged:
-            if layer.is_initialized:
-                layer.keys[every, :, destination] = layer.keys[every, :, source]
-                layer.values[every, :, destination] = layer.values[every, :, source]
 
     def clear(self, rows: Tensor | slice = slice(None)) -> None:
         """Zero all entries: hidden values must be finite, because 0 * NaN is NaN."""
@@ -138,7 +130,7 @@ class LengthBound:
         Slots that hold all tokens of the step that was last begun: one of the `readable` numbers.
     """
 
-    def __init__(self, slots: int, gamma: int = 0) -> None:
+    def __init__(self, slots: int, gamma: int) -> None:
         self.slots, self.gamma = slots, gamma
         self.tokens, self.seen = 1, slots
 
@@ -271,8 +263,12 @@ class CachedModel:
         return {"full_attention": mask, "sliding_attention": near} if several else near
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        self.cache.move(source, destination)
+        """Copy the entries at slots `source` `(batch, n)` to `destination`."""
         every = torch.arange(len(source), device=source.device)[:, None]
+        for layer in self.cache.ragged:
+            if layer.is_initialized:
+                layer.keys[every, :, destination] = layer.keys[every, :, source]
+                layer.values[every, :, destination] = layer.values[every, :, source]
         for kept in (self.hidden_states, self.places):
             if kept is not None:
                 kept[every, destination] = kept[every, source]

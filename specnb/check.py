@@ -75,8 +75,6 @@ class Check:
     ----------
     rows, longest
         Rows, and tokens of the longest sequence, that were compared; 0 for a new batch.
-    agreed
-        Whether a call of the sampler has passed.
     outcome
         Checksum of what the model and a step gave for a few tokens when they were compared.
 
@@ -97,7 +95,7 @@ class Check:
         self.model, self.gamma, self.sampling = model, gamma, sampling
         self.probe, self.warned = probe_tokens(model), False
         self.rows = self.longest = 0
-        self.outcome, self.agreed = 0, False
+        self.outcome = 0
         self.copy: PreTrainedModel | None = None
 
     def new_batch(self, modules: PreTrainedModel, slots: int, tree: bool = False) -> None:
@@ -184,17 +182,14 @@ class Check:
         elif in_16_bits and found <= rounding(self.model.dtype):
             self._warn(found)
             return measured
-        causes = [
-            "let a token see those after it (a decoder needs is_decoder=True), count positions from another number "
-            "than 0, make a mask or window of its own from the length of the cache",
-            "have been changed after this sampler was made (then make another)",
-        ]
         begin = int((off > min(alike.most(1), float(off.max()))).int().argmax())
         raise TypeError(
             f"{type(self.model).__name__} was decoded from wrong distributions {where}: they differ by {found:.2g} in "
             f"total variation from those of its own forward pass, beginning {begin} tokens after a prompt of {known}, "
-            f"and rounding gives {alike.most(places):.2g} at most; no tokens are returned. It may "
-            + ", or ".join(causes[::-1] if self.agreed else causes)
+            f"and rounding gives {alike.most(places):.2g} at most; no tokens are returned. It may have been changed "
+            "after this sampler was made (then make another), or let a token see those after it (a decoder needs "
+            "is_decoder=True), count positions from another number than 0, or make a mask or window of its own from "
+            "the length of the cache"
         )
 
     def _rounding(
@@ -319,7 +314,6 @@ class Comparison:
     def passed(self) -> None:
         """Remember what was compared; not before the end, because a call that failed may be repeated."""
         self.check.longest, self.check.rows = self.longest, max(self.check.rows, self.rows)
-        self.check.agreed = True
 
 
 def differences(there: Tensor, logits: Tensor, tokens: Tensor | None = None) -> Tensor:

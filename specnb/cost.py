@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from torch import Tensor
 from tqdm import tqdm
 
@@ -16,10 +16,9 @@ from specnb.cache import CachedModel, LengthBound, prefill, slots_for
 from specnb.fast import Captured, Compile, PrivateModel
 from specnb.loading import Pair
 from specnb.record import now
-from specnb.statistics import Estimate, Job, ratio_of_medians, time_round
+from specnb.statistics import Array, Estimate, Job, ratio_of_medians, time_round
 from specnb.support import vocabulary
 
-Array = NDArray[np.float64]
 WARM_UP = 3  # rounds that are not counted
 DRAFT_PASSES = 4  # draft forward passes in a row, as in a step
 

@@ -160,7 +160,8 @@ def normalise(mass: Float[Tensor, "*batch vocab"]) -> Float[Tensor, "*batch voca
 def one_hot(
     tokens: Int[Tensor, "*batch"], vocab: int, dtype: torch.dtype = torch.float32
 ) -> Float[Tensor, "*batch {vocab}"]:
-    return torch.nn.functional.one_hot(tokens, vocab).to(dtype)
+    """1 at each token, and 0 throughout for -1."""
+    return (tokens.unsqueeze(-1) == torch.arange(vocab, device=tokens.device)).to(dtype)
 
 
 def overlap(p: Float[Tensor, "*#batch vocab"], q: Float[Tensor, "*#batch vocab"]) -> Float[Tensor, "*#batch"]:

@@ -373,7 +373,6 @@ class TreeDrafter(ModelDrafter):
         self.entries = [torch.tensor(level, device=model.device) + 1 for level in self.levels]
 
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
-        self.first_node = context.lengths[:, None].clone()
         root = context.lengths - 1
         slots, positions = self.tree.slots(root), self.tree.positions(root)
         visible = self.tree.visible(root, self.runner.capacity)
@@ -409,5 +408,7 @@ class TreeDrafter(ModelDrafter):
 
     def update(self, context: Context, outcome: Outcome) -> None:
         assert outcome.path is not None
+        # Of a row that has ended any slots will do.
+        first = (context.lengths - outcome.accepted - 1).clamp_min(0)[:, None]
         depth = torch.arange(outcome.path.shape[1], device=outcome.path.device)
-        self.runner.move(self.first_node + outcome.path.clamp_min(0), self.first_node + depth)
+        self.runner.move(first + outcome.path.clamp_min(0), first + depth)

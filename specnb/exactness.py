@@ -188,9 +188,9 @@ def worst_prefix(have: Tensor, want: Tensor) -> Prefix:
     return max(reversed(worst), key=lambda each: round(each[0], 12))[1]
 
 
-def random_pairs(vocab: int, seeds: int = 2) -> dict[str, Conditionals]:
+def random_pairs(vocab: int) -> dict[str, Conditionals]:
     """Pairs of distributions over `vocab` tokens that depend on the context, by name."""
-    return {f"{vocab} tokens, {kind}, seed {seed}": _pair(vocab, kind, seed) for kind in KINDS for seed in range(seeds)}
+    return {f"{vocab} tokens, {kind}, seed {seed}": _pair(vocab, kind, seed) for kind in KINDS for seed in range(2)}
 
 
 def _pair(vocab: int, kind: str, seed: int) -> Conditionals:

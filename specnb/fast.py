@@ -360,9 +360,7 @@ class CompiledLayers:
         return None
 
     def forward(self, number: int, hidden: Tensor, *args: Any, **named: Any) -> Any:
-        given: dict[str | int, Any] = {}
-        given.update(enumerate(args))
-        given.update(named)
+        given: dict[str | int, Any] = dict(enumerate(args)) | named
         caches = [name for name, value in given.items() if isinstance(value, RaggedCache)]
         if len(caches) != 1 or hidden.shape[1] not in self.widths:
             return self.eager[number](hidden, *args, **named)

@@ -194,15 +194,8 @@ class NextTokenLayers(ReleasedHead):
     def __init__(self, loaded: MtpModel) -> None:
         super().__init__()
         self.loaded: Any = loaded
+        self.embed_tokens, self.lm_head = self.loaded.embed_tokens, self.loaded._project_to_logits
         self.cached = self.chained = len(loaded.layers)
-
-    @property
-    def embed_tokens(self) -> nn.Module:
-        return self.loaded.embed_tokens  # type: ignore[no-any-return]
-
-    @property
-    def lm_head(self) -> Callable[[Tensor], Tensor]:
-        return self.loaded._project_to_logits  # type: ignore[no-any-return]
 
     def after(self, state: Tensor, embedded: Tensor, slots: Tensor, cache: RaggedCache, layer: int) -> Tensor:
         loaded, config = self.loaded, self.loaded.config

@@ -6,7 +6,6 @@ A rule is a plan over a tree of draft tokens, which `PlannedRule` carries out an
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -145,18 +144,6 @@ class PlannedRule:
         return plan._replace(accept=plan.accept.where(draft_tokens >= 0, 0.0))
 
 
-def require_rule(rule: Any) -> None:
-    """Raise `TypeError` unless `rule` is a `PlannedRule`, or a function of p, q, draft_tokens, accept_uniforms,
-    final_uniform and perhaps a tree."""
-    try:
-        if not isinstance(rule, PlannedRule):
-            inspect.signature(rule).bind_partial(*range(5))
-    except TypeError as error:
-        raise TypeError(
-            f"rule is {shown(rule)}; it must be a rule, such as token_verification or lenient_verification(0.5)"
-        ) from error
-
-
 def require_outcome(outcome: Any, rows: int, tree: TokenTree | None = None) -> None:
     """Raise `TypeError` unless a rule returned int64 tensors `(rows,)`, and a path if it verifies a tree."""
     wanted = {"accepted": (rows,), "token": (rows,)} | ({} if tree is None else {"path": (rows, tree.depth)})
@@ -219,9 +206,7 @@ def exact_match(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: TokenTree) -> 
     >>> exact_match(p, p[:1], torch.tensor([1]), torch.tensor([0.7]), torch.tensor(0.0)).accepted
     tensor(0)
     """
-    proposed = (draft_tokens >= 0).unsqueeze(-1).to(p.dtype)
-    certain = torch.zeros_like(p[..., 1:, :]).scatter(-1, draft_tokens.clamp_min(0).unsqueeze(-1), proposed)
-    return token_verification.plan(p, certain, draft_tokens, tree)
+    return token_verification.plan(p, one_hot(draft_tokens, p.shape[-1], p.dtype), draft_tokens, tree)
 
 
 @PlannedRule
@@ -322,7 +307,7 @@ def traversal_verification(p: Tensor, q: Tensor, draft_tokens: Tensor, tree: Tok
     # After the last token that a step emits there may be NaN, on which nothing rests. With any distribution
     # in its place the nodes before it are accepted as they should.
     remaining = p.where(~p[..., :1].isnan(), 1 / p.shape[-1])
-    certain = one_hot(draft_tokens.clamp_min(0), q.shape[-1], q.dtype)
+    certain = one_hot(draft_tokens, q.shape[-1], q.dtype)
     q = q.where(~q.sum(dim=-1, keepdim=True).isnan(), certain)
     for turn, (numbers, nodes, parents) in enumerate(tree.by_turns):
         before, proposed = remaining[..., parents, :], q[..., nodes, :]
@@ -350,8 +335,7 @@ block_verification = traversal_verification  # its name on chains
 
 
 def _row(rows: Float[Tensor, "*batch n vocab"], index: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch vocab"]:
-    index = index[..., None, None].expand(*index.shape, 1, rows.shape[-1])
-    return rows.gather(-2, index).squeeze(-2)
+    return rows.take_along_dim(index[..., None, None], dim=-2).squeeze(-2)
 
 
 def acceptance_ratio(mass: Tensor, q: Tensor, tokens: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from specnb.fast import Compile, PrivateModel, has_code_of_its_own
 from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens, as_list, require_tokens, texts_of, token_lists
 from specnb.record import CompletedRow, Generation, StepTimer, merge_rows
-from specnb.rules import Rule, require_rule, token_verification
+from specnb.rules import Rule, token_verification
 from specnb.step import IDLE, IMPROPER, NAN_IN_P, NAN_IN_Q, Batch, ProgressReader, Setup, require_memory
 from specnb.support import require_context, require_same_vocabulary, require_supported, require_whole_head, vocabulary
 from specnb.trees import node_depths
@@ -142,7 +142,6 @@ class Sampler:
         self.drafter = drafter if self.gamma else None
         self.made_drafter = drafter is not draft  # then no other batch uses its cache
         self.rule = token_verification if rule is None else rule
-        require_rule(self.rule)
         if self.drafter is not None and self.drafter.parents is not None:
             require_exact(self.rule, self.drafter.scheme, self.drafter.parents)
         require_whole(rows=(1 if rows is None else rows, 1), slots=(1 if slots is None else slots, 1))
@@ -363,12 +362,12 @@ class _Call:
             self.comparison.completions(completed)
 
     def _require_proper(self, status: Sequence[int]) -> None:
-        """Raise `FloatingPointError` if a token rests on NaN, `ValueError` if a proposal was invalid."""
+        """Raise `FloatingPointError` if a token rests on NaN, `ValueError` if a proposal or an outcome was invalid."""
         if IMPROPER in status:
             raise ValueError(
                 "a drafter proposed a token outside the vocabulary, or a q that is no distribution: q must be 0 or "
-                "more everywhere, above 0 at the draft token, and sum to 1 for each, and to 0 where the token is -1; "
-                "see Drafter.propose"
+                "more everywhere, above 0 at the draft token, and sum to 1 for each, and to 0 where the token is -1 "
+                "(see Drafter.propose); or a rule accepted a token of -1"
             )
         if wrong := [(at, status[row]) for row, at in self.prompt_of.items() if status[row] in (NAN_IN_P, NAN_IN_Q)]:
             self._collect([row for row in self.prompt_of if status[row] == IDLE])

@@ -23,10 +23,9 @@ from specnb.loading import Pair
 from specnb.prompts import Prompts, Tokens
 from specnb.record import Generation, now
 from specnb.sampler import Draft, Sampler
-from specnb.statistics import Estimate, Job, bootstrap, bootstrap_indices, interval, measured_on, time_round
+from specnb.statistics import Array, Estimate, Job, bootstrap, bootstrap_indices, interval, measured_on, time_round
 from specnb.theory import walltime_improvement
 
-Array = NDArray[np.float64]
 FEWEST = 3  # prompts, or repetitions, over which an interval resamples
 REPETITIONS = 10  # of each forward pass whose time the prediction needs
 RESAMPLES = 1000

@@ -99,11 +99,11 @@ def ratio_of_sums(
     return ratio._replace(n=int(bottom.sum()))
 
 
-def ratio_of_medians(top: ArrayLike, bottom: ArrayLike, resamples: int = 2000, seed: int = 0) -> Estimate:
+def ratio_of_medians(top: ArrayLike, bottom: ArrayLike) -> Estimate:
     """median(top) / median(bottom) of times `(repetitions,)`, both resampled together."""
     top, bottom = _equally_long(top, bottom, 3)
     medians = partial(np.median, axis=-1)
-    return bootstrap(lambda rows: medians(top[rows]) / medians(bottom[rows]), len(top), resamples, seed)
+    return bootstrap(lambda rows: medians(top[rows]) / medians(bottom[rows]), len(top), 2000, 0)
 
 
 def _equally_long(top: ArrayLike, bottom: ArrayLike, least: int) -> tuple[Array, Array]:

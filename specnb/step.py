@@ -73,8 +73,8 @@ class State:
     lengths, starts, steps, remaining : (rows,)
         Tokens so far, tokens of the prompt, steps so far, tokens still to emit (`IDLE`: ended).
     fault, status : (rows,)
-        0, `IMPROPER` for an invalid proposal, or `NAN_IN_Q` or `NAN_IN_P` if a token rests on NaN; the
-        fault, or `remaining` without one.
+        0, `IMPROPER` for an invalid proposal or an accepted token of -1, or `NAN_IN_Q` or `NAN_IN_P` if a
+        token rests on NaN; the fault, or `remaining` without one.
     uniforms : (rows, steps, 2 gamma + 1)
         For drafting, acceptance and the final sample; `step_uniforms` are the next step's.
     record : (rows, steps, 2 gamma + 3)
@@ -132,6 +132,9 @@ class State:
         block = self.block(proposal, outcome)
         offsets = self.offsets[: block.shape[1]]
         emitted = torch.minimum(outcome.accepted + 1, self.remaining)
+        # A rule of the user's may accept a missing token.
+        missing = (block < 0) & (offsets < emitted[:, None])
+        self.fault.masked_fill_(missing.any(dim=1), IMPROPER)
         self.remaining -= emitted
         if len(self.eos):
             end = torch.where(torch.isin(block, self.eos), offsets + 1, self.gamma + 2).amin(dim=1)
@@ -157,9 +160,8 @@ class State:
 
     def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
         numbers = (outcome.accepted[:, None], outcome.token[:, None], emitted[:, None])
-        draft_tokens, missing = proposal.draft_tokens, self.gamma - beta.shape[1]
-        if missing:
-            draft_tokens, beta = pad(draft_tokens, (0, missing), value=-1), pad(beta, (0, missing))
+        missing = self.gamma - beta.shape[1]
+        draft_tokens, beta = pad(proposal.draft_tokens, (0, missing), value=-1), pad(beta, (0, missing))
         self.record[self.rows, self.steps] = torch.cat([draft_tokens, *numbers, beta.double()], dim=1)
         self.steps += emitted > 0
 
@@ -193,9 +195,8 @@ class Batch:
         self.drafter, self.sampling, self.rule = setup.drafter, setup.sampling, setup.rule
         self.vocab = vocabulary(setup.target)
         self.state = self.state_class(setup)
-        parents = None if self.drafter is None else self.drafter.parents
-        self.tree = None if parents is None else TokenTree(parents, setup.target.device)
-        self.parents = None if self.tree is None else self.tree.parents
+        self.parents = None if self.drafter is None else self.drafter.parents
+        self.tree = None if self.parents is None else TokenTree(self.parents, setup.target.device)
         if self.tree is not None:
             self.state.path = self.state.path.new_zeros(*self.state.path.shape[:2], self.tree.depth)
         self.runner = self.runner_class(setup.target, setup.slots)

@@ -27,8 +27,8 @@ def _alpha(alpha: ArrayLike) -> Array:
 
 def _gamma(gamma: ArrayLike) -> Array:
     gamma = np.asarray(gamma, dtype=np.float64)
-    if not np.all((gamma >= 0) & ((gamma == np.floor(gamma)) | np.isinf(gamma))):
-        raise ValueError(f"gamma must be a whole number from 0 (or inf), got {gamma}")
+    if not np.all((gamma >= 0) & np.isfinite(gamma) & (gamma == np.floor(gamma))):
+        raise ValueError(f"gamma must be a whole number from 0, got {gamma}")
     return gamma
 
 
@@ -66,13 +66,8 @@ def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
 def step_cost(gamma: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
     """Time of a step in target passes over one token: gamma c + v(gamma + 1), by default v = 1."""
     gamma, c = np.broadcast_arrays(_gamma(gamma), _cost(c))
-    # With c = 0 drafting costs 0 for any gamma, also where inf * 0 would be NaN.
-    drafting = np.multiply(gamma, c, out=np.zeros(c.shape), where=c > 0)
-    if verify_cost is None:
-        return drafting + 1.0  # type: ignore[no-any-return]  # numpy returns Any
-    if np.isinf(gamma).any():
-        raise ValueError("gamma is inf, and verify_cost needs a finite number of tokens; give a finite gamma")
-    cost: Array = drafting + np.asarray(verify_cost((gamma + 1).astype(np.int64)), dtype=np.float64)
+    verify: ArrayLike = 1.0 if verify_cost is None else verify_cost((gamma + 1).astype(np.int64))
+    cost: Array = gamma * c + np.asarray(verify, dtype=np.float64)
     return cost
 
 
@@ -122,19 +117,13 @@ def walltime_improvement(
     >>> walltime_improvement(alpha=0.5, gamma=1, c=[0.0, 0.5]).tolist()
     [1.5, 1.0]
     """
-    alpha, gamma, c = np.broadcast_arrays(_alpha(alpha), _gamma(gamma), _cost(c))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        improvement = expected_tokens(alpha, gamma) / step_cost(gamma, c, verify_cost)
-        # gamma = inf and all accepted: the time per token is that of its draft token.
-        return np.where((alpha == 1) & np.isinf(gamma), 1 / c, improvement)
+    return np.asarray(expected_tokens(alpha, gamma) / step_cost(gamma, c, verify_cost))
 
 
 def operations_increase(alpha: ArrayLike, gamma: ArrayLike, c_hat: ArrayLike) -> Array:
     """Factor by which operations grow (Theorem 3.11); `c_hat` is the draft's over the target's."""
-    alpha, gamma, c_hat = np.broadcast_arrays(_alpha(alpha), _gamma(gamma), _cost(c_hat, "c_hat"))
-    with np.errstate(invalid="ignore"):
-        increase = (gamma * (c_hat + 1) + 1) / expected_tokens(alpha, gamma)
-    return np.where((alpha == 1) & np.isinf(gamma), c_hat + 1, increase)
+    gamma, c_hat = _gamma(gamma), _cost(c_hat, "c_hat")
+    return np.asarray((gamma * (c_hat + 1) + 1) / expected_tokens(alpha, gamma))
 
 
 def optimal_gamma(

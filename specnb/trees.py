@@ -168,8 +168,7 @@ def distinct_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
     """Samples without replacement: q without the earlier tokens, renormalised."""
     remaining = q
     for tokens in earlier:
-        taken = one_hot(tokens.clamp_min(0), q.shape[-1], q.dtype) * (tokens >= 0).unsqueeze(-1)
-        remaining = remaining * (1 - taken)
+        remaining = remaining * (1 - one_hot(tokens, q.shape[-1], q.dtype))
     return normalise(remaining).nan_to_num(0.0)
 
 

@@ -306,10 +306,18 @@ def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: py
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     common = COMMON | {"gamma": len(DEEP), "instruments": Instruments(timed=True)}
     expected = on_the_cpu(target(), PROMPTS, TreeDrafter(draft(), DEEP), **common)
-    drafter = TreeDrafter(placed(draft()), DEEP, capturable=True)
-    made = generate(placed(target()), PROMPTS, drafter, compile=compile, **common)
-    require_equal(made, expected)
-    assert all(len(seconds) >= made.record.target_passes.max() for seconds in made.record.seconds.values())
+    for slots in (None, 600):  # one number of slots that is captured, and two
+        drafter = TreeDrafter(placed(draft()), DEEP, capturable=True)
+        settings: dict[str, Any] = {
+            "gamma": len(DEEP),
+            "instruments": Instruments(timed=True),
+            "check": False,
+            "progress": False,
+        }
+        sampler = Sampler(placed(target()), drafter, compile=compile, slots=slots, **settings)
+        made = sampler.generate(PROMPTS, **ASKED)
+        require_equal(made, expected)
+        assert all(len(seconds) >= made.record.target_passes.max() for seconds in made.record.seconds.values())
 
 
 @pytest.mark.parametrize("compile", [False, "auto"])

@@ -43,7 +43,7 @@ from specnb.copies import PromptLookupDrafter
 from specnb.distributions import Sampling
 from specnb.drafters import Drafter, ModelDrafter, TreeDrafter
 from specnb.record import PARTS
-from specnb.rules import PlannedRule, exact_match, lenient_verification, recursive_rejection, token_verification
+from specnb.rules import PlannedRule, exact_match, recursive_rejection, token_verification
 from specnb.sampler import Instruments, Sampler, generate
 from specnb.step import Batch, Setup, require_memory
 from specnb.trees import distinct_children, independent_children, top_children
@@ -545,8 +545,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"eos": VOCAB}, "eos"),
     ({"gamma": -1}, "gamma"),
     ({"gamma": "x"}, 'gamma is .x.; it must be a whole number from 0, or "auto"'),
-    ({"rule": "lenient"}, "rule is 'lenient'; it must be a rule"),
-    ({"rule": lenient_verification}, "rule is <function lenient_verification.*; it must be a rule"),
     ({"sampling": {"temperature": 0}}, "sampling is {'temperature': 0}: give a Sampling"),
     ({"max_new_tokens": 0}, "max_new_tokens"),
     ({"seed": -1}, "seed"),

@@ -141,6 +141,21 @@ def test_a_proposal_that_is_no_distribution_is_reported(
             generate(TARGET, [[1, 2], [0]], Proposing(change, parents), **asked)
 
 
+def test_a_rule_that_accepts_a_missing_token_is_reported() -> None:
+    def accepting_all(p: Tensor, q: Tensor, draft_tokens: Tensor, *others: Tensor) -> Outcome:
+        zeros = torch.zeros(len(p), dtype=torch.int64)
+        return Outcome(zeros + draft_tokens.shape[1], zeros)
+
+    def only_in_the_first_row(tokens: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.arange(len(tokens))[:, None] == 0
+        return tokens.where(first, -1), q.where(first[..., None], 0.0)
+
+    # Of four prompts the check compares two.
+    asked: dict[str, Any] = {"gamma": 1, "max_new_tokens": 4, "progress": False, "rule": accepting_all}
+    with pytest.raises(ValueError, match="a rule accepted a token of -1"):
+        generate(TARGET, [[1], [2, 0], [2, 1], [1, 2, 0]], Proposing(only_in_the_first_row), **asked)
+
+
 def test_log_probabilities_of_a_chain_are_no_distribution() -> None:
     with pytest.raises(ValueError, match="a drafter proposed"):
         generate(TARGET, [[1, 2]], TableDrafter(table().log()), gamma=4, max_new_tokens=4, progress=False)

@@ -56,10 +56,6 @@ def test_expected_tokens_keeps_its_precision_everywhere(alpha: float, gamma: int
     assert theory.expected_tokens(alpha, gamma) == pytest.approx(geometric_sum(alpha, gamma), rel=1e-13)
 
 
-def test_expected_tokens_of_an_oracle_for_gamma() -> None:
-    assert theory.expected_tokens([0, 0.5, 0.75, 1], INF).tolist() == [1, 2, 4, INF]
-
-
 @given(alphas, st.integers(1, 9))
 @examples
 def test_solve_alpha_inverts_expected_tokens(alpha: float, gamma: int) -> None:
@@ -82,10 +78,7 @@ def test_walltime_and_operations_are_cost_over_tokens(alpha: float, gamma: int, 
 
 
 def test_walltime_and_operations_at_their_limits() -> None:
-    assert theory.walltime_improvement([0, 0.5, 1], INF, 0).tolist() == [1, 2, INF]
-    assert theory.walltime_improvement([0, 0.5, 1], INF, 0.25).tolist() == [0, 0, 4]
     assert theory.walltime_improvement(1, 10**7, 0.25) == pytest.approx(4, rel=1e-6)
-    assert theory.operations_increase([0, 0.5, 1], INF, 0.25).tolist() == [INF, INF, 1.25]
     assert theory.operations_increase(1, 10**7, 0.25) == pytest.approx(1.25, rel=1e-6)
 
 
@@ -160,7 +153,7 @@ def test_everything_broadcasts() -> None:
         lambda: theory.expected_tokens(0.5, -1),
         lambda: theory.walltime_improvement(0.5, 1.5, 0.1),
         lambda: theory.step_cost(1, INF),
-        lambda: theory.step_cost(INF, 0.1, np.ones_like),
+        lambda: theory.step_cost(INF, 0.1),
         lambda: theory.operations_increase(0.5, 1, -1),
         lambda: theory.solve_alpha(4.01, 3),
         lambda: theory.solve_alpha(1, 0),
