@@ -372,7 +372,14 @@ class TreeDrafter(ModelDrafter):
         # Made here, because a step may not copy to the device.
         self.entries = [torch.tensor(level, device=model.device) + 1 for level in self.levels]
 
+    def start(self, context: Context, rows: Tensor | None = None) -> None:
+        before = self.allocated
+        super().start(context, rows)
+        if self.allocated is not before:  # every graph of a batch writes to it
+            self.first_node = torch.zeros_like(context.lengths)[:, None]
+
     def propose(self, context: Context, uniforms: Tensor) -> Proposal:
+        self.first_node.copy_(context.lengths[:, None])
         root = context.lengths - 1
         slots, positions = self.tree.slots(root), self.tree.positions(root)
         visible = self.tree.visible(root, self.runner.capacity)
@@ -408,7 +415,5 @@ class TreeDrafter(ModelDrafter):
 
     def update(self, context: Context, outcome: Outcome) -> None:
         assert outcome.path is not None
-        # Of a row that has ended any slots will do.
-        first = (context.lengths - outcome.accepted - 1).clamp_min(0)[:, None]
         depth = torch.arange(outcome.path.shape[1], device=outcome.path.device)
-        self.runner.move(first + outcome.path.clamp_min(0), first + depth)
+        self.runner.move(self.first_node + outcome.path.clamp_min(0), self.first_node + depth)

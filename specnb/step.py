@@ -22,7 +22,7 @@ from specnb.distributions import Sampling, Uniforms, at_least_float, draw_unifor
 from specnb.drafters import Context, Drafter, Proposal, no_distribution, nothing, padded
 from specnb.fast import Captured
 from specnb.record import CompletedRow
-from specnb.rules import Outcome, Rule, require_outcome, token_verification
+from specnb.rules import Outcome, PlannedRule, Rule, require_outcome, token_verification
 from specnb.support import vocabulary
 from specnb.trees import TokenTree
 
@@ -132,9 +132,6 @@ class State:
         block = self.block(proposal, outcome)
         offsets = self.offsets[: block.shape[1]]
         emitted = torch.minimum(outcome.accepted + 1, self.remaining)
-        # A rule of the user's may accept a missing token.
-        missing = (block < 0) & (offsets < emitted[:, None])
-        self.fault.masked_fill_(missing.any(dim=1), IMPROPER)
         self.remaining -= emitted
         if len(self.eos):
             end = torch.where(torch.isin(block, self.eos), offsets + 1, self.gamma + 2).amin(dim=1)
@@ -160,8 +157,9 @@ class State:
 
     def remember(self, proposal: Proposal, outcome: Outcome, emitted: Tensor, beta: Tensor) -> None:
         numbers = (outcome.accepted[:, None], outcome.token[:, None], emitted[:, None])
-        missing = self.gamma - beta.shape[1]
-        draft_tokens, beta = pad(proposal.draft_tokens, (0, missing), value=-1), pad(beta, (0, missing))
+        draft_tokens, missing = proposal.draft_tokens, self.gamma - beta.shape[1]
+        if missing:
+            draft_tokens, beta = pad(draft_tokens, (0, missing), value=-1), pad(beta, (0, missing))
         self.record[self.rows, self.steps] = torch.cat([draft_tokens, *numbers, beta.double()], dim=1)
         self.steps += emitted > 0
 
@@ -324,6 +322,10 @@ class Batch:
             of_tokens = raw.gather(-1, state.block(chain, outcome).clamp(0, self.vocab - 1)[..., None])[..., 0]
             state.keep(state.log_probs, of_tokens - raw.logsumexp(dim=-1))
         emitted = state.append(chain, outcome)
+        if not isinstance(self.rule, PlannedRule):  # which accepts no token of -1
+            block = state.block(chain, outcome)
+            missing = (block < 0) & (state.offsets[: block.shape[1]] < emitted[:, None])
+            state.fault.masked_fill_(missing.any(dim=1), IMPROPER)
         state.remember(proposal, outcome, emitted, beta)
         self.mark_nan(p, q, emitted)
         state.prepare_next_step()

@@ -304,18 +304,13 @@ def test_what_torch_compiles(
 def test_parts_of_steps_are_timed(compile: Any, any_device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is a graph of its own. What torch would compile is run as it is."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    common = COMMON | {"gamma": len(DEEP), "instruments": Instruments(timed=True)}
-    expected = on_the_cpu(target(), PROMPTS, TreeDrafter(draft(), DEEP), **common)
-    for slots in (None, 600):  # one number of slots that is captured, and two
+    asked = ASKED | {"max_new_tokens": 10, "eos": None}
+    common: dict[str, Any] = {"gamma": len(DEEP), "check": False, "progress": False}
+    common["instruments"] = Instruments(timed=True)
+    expected = on_the_cpu(target(), PROMPTS, TreeDrafter(draft(), DEEP), **common, **asked)
+    for slots in (None, 600):  # of which one number is captured, and two
         drafter = TreeDrafter(placed(draft()), DEEP, capturable=True)
-        settings: dict[str, Any] = {
-            "gamma": len(DEEP),
-            "instruments": Instruments(timed=True),
-            "check": False,
-            "progress": False,
-        }
-        sampler = Sampler(placed(target()), drafter, compile=compile, slots=slots, **settings)
-        made = sampler.generate(PROMPTS, **ASKED)
+        made = Sampler(placed(target()), drafter, compile=compile, slots=slots, **common).generate(PROMPTS, **asked)
         require_equal(made, expected)
         assert all(len(seconds) >= made.record.target_passes.max() for seconds in made.record.seconds.values())
 
