@@ -121,7 +121,7 @@ def test_readme_says_how_fast_the_real_model_and_a_gpu_were_measured_to_be() -> 
         gains = [_interval(*row) for row in ways[["speed_up", "speed_up_low", "speed_up_high"]].itertuples(index=False)]
         cells[5:] = [f"{cell} ({gain})" for cell, gain in zip(cells[5:], gains[5:], strict=True)]
         assert f"| {kind} | {' | '.join(cells)} |" in _readme()
-    on_device = pd.read_csv(results / "gpu.csv").query("models == '6b' and way.str.startswith('model').fillna(False)")
+    on_device = pd.read_csv(results / "gpu.csv").query("models == '6b' and way.str.startswith('model', na=False)")
     best = on_device[on_device["rows"] == 1].nlargest(1, "speed_up")
     (said,) = best[["speed_up", "speed_up_low", "speed_up_high"]].itertuples(index=False)
     assert best.way.item() == "model 4, graph"
