@@ -67,7 +67,7 @@ def collect(prompts, out, speculate=""):
     logits, tokens = engine()
     with open(prompts) as given, open(out, "w") as made:
         for number, line in enumerate(given):
-            # No seed twice, in neither file.
+            # No seed occurs twice, within a file or across both.
             prompt, seed = json.loads(line), 2 * number + bool(speculate)
             entry = {"prompt": prompt, "tokens": tokens(prompt, seed, bool(speculate)), "seed": seed}
             if number < COMPARED:

@@ -28,7 +28,7 @@ the architecture named, with random weights. *Control*: the verdict on the same 
 speculation, in which a wrong conversion would show if it is large enough. *Smallest deviation*: the total variation per
 token from which on a leak of the draft, and a wrong q in the acceptance test, would have been found in so many tokens
 with probability 0.9; the size of one kind says nothing of another. A rejected row says after how many tokens it was. At
-temperature 0 every token but the argmax counts.
+temperature 0 any token but the argmax is a deviation, so no size is given.
 
 """
 CHECKS = """
@@ -41,8 +41,8 @@ bugs each found the error, in every run and in some runs. *Exact*: how many runs
 KERNELS = """
 ## Acceptance functions
 
-Enumerated without a GPU; [what this shows](kernels.md). *Planted errors*: how many of those tried, all with 3 tokens,
-were seen.
+Enumerated without a GPU; [what this shows](kernels.md). *Planted errors*: how many of those tried, all with
+a vocabulary of 3 tokens, were found.
 
 """
 
@@ -87,7 +87,7 @@ def kernels() -> str:
             seen = f"{(planted.verdict == 'deviates').sum()} of {len(planted)}" if len(planted) else "none tried"
             found = f"{max(row.resolution, row.total_variation):.2g}"
             rows.append([package, version, kernel, row.vocab, row.verdict, found, seen])
-    head = ["package", "version", "function", "vocabulary", "verdict", "total variation, at most", "planted errors"]
+    head = ["package", "version", "function", "vocabulary", "verdict", "total variation (exact: at most)", "planted errors"]
     return markdown(head, rows)
 
 

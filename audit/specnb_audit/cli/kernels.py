@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = """\
-One file of each wheel is executed, in Triton's interpreter (pip install triton), with stand-ins for the rest. All
+The files with acceptance functions are executed, in Triton's interpreter (pip install triton), with stand-ins. All
 random numbers are scripted, so the distribution of the emitted tokens is computed and not sampled. What this shows is
 in audit/docs/kernels.md of the repository.
 
