@@ -22,8 +22,9 @@ def require_whole(more: str = "", /, **numbers: tuple[Any, int]) -> None:
 
 
 def whole(value: Any) -> int | None:
-    """`value` as an int; None if it is no whole number of Python, numpy or torch. A truth value is none."""
-    if isinstance(value, bool | np.bool_) or (isinstance(value, Tensor) and value.dtype == torch.bool):
+    """`value` as an int; None if it is no whole number of Python, numpy or torch. A truth value or list is none."""
+    # torch would give the index of a tensor with one number, which is a prompt of one token.
+    if isinstance(value, bool | np.bool_) or (isinstance(value, Tensor) and (value.ndim or value.dtype == torch.bool)):
         return None
     try:
         return operator.index(value)

@@ -242,7 +242,6 @@ def needs_cache(drafter: Any, sizes: tuple[Any, ...]) -> bool:
         return False
     if drafter.allocated and drafter.capturable:
         raise ValueError(f"a graph may hold this drafter's cache; make another drafter for {sizes[:2]} rows and slots")
-    drafter.allocated = sizes
     return True
 
 
@@ -296,9 +295,10 @@ class ModelDrafter(ChainDrafter):
         tokens, lengths = context.tokens, context.lengths
         if rows is None:
             self.private.require_unchanged()
-            if needs_cache(self, (*tokens.shape, self.model.dtype, self.model.device)):
+            if needs_cache(self, sizes := (*tokens.shape, self.model.dtype, self.model.device)):
                 self.runner = self.runner_class(self.private.modules, tokens.shape[1])
                 self.runner.token_map = self.token_map
+                self.allocated = sizes
             self.runner.clear()
         prefill(self.runner, tokens, lengths, rows)
 

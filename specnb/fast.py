@@ -375,15 +375,16 @@ class CompiledLayers:
             return self.eager[number](hidden, *args, **named)
         tensors = (layer.keys, layer.values, *cache.index, hidden)
         if number not in self.compared:
-            self.compared.add(number)
             if not self._as_its_kind(number, tensors, given, caches[0], masks[0]):
                 self.kinds[number] = number
+            self.compared.add(number)
         kind = self.kinds[number]
         on_host = hidden.device.type == "cpu"
-        key = (kind, hidden.shape, cache.capacity, None if on_host else cache.seen)
+        # Code has in it what is no tensor among the arguments, which a model may give to some of its layers only.
+        key = (kind, hidden.shape, cache.capacity, None if on_host else cache.seen, _described(given))
         if key not in self.ready and on_host and cache.seen == cache.capacity:
             # Code for any number of slots cannot be compiled from a pass that reads all of them.
-            key = (*key[:3], cache.seen)
+            key = (*key[:3], cache.seen, key[4])
         if key not in self.ready:
             if key[3] is None:
                 torch._dynamo.mark_dynamic(given[masks[0]], 3)
@@ -416,6 +417,16 @@ def _run_layer(
     args = [given[name] for name in range(len(given)) if name in given]
     named = {name: value for name, value in given.items() if isinstance(name, str)}
     return module(hidden, *args, **named)
+
+
+def _described(given: Any) -> Any:
+    if isinstance(given, dict):
+        return tuple((name, _described(value)) for name, value in given.items())
+    if isinstance(given, list | tuple):
+        return tuple(map(_described, given))
+    if isinstance(given, Tensor):
+        return given.dtype, given.dim()
+    return given if isinstance(given, bool | int | float | str | type(None)) else type(given)
 
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"} | {"layer_idx"}

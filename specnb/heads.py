@@ -257,8 +257,9 @@ class AttentionDrafter(SequentialDrafter):
         if given.shape[-1] != self.read:
             raise ValueError(f"states have {given.shape[-1]} numbers, not {self.read}: give the drafter its own target")
         if rows is None:
-            if needs_cache(self, (*context.tokens.shape, self.dtype, self.device)):
+            if needs_cache(self, sizes := (*context.tokens.shape, self.dtype, self.device)):
                 self.cache = RaggedCache(self.head.cached, context.tokens.shape[1])
+                self.allocated = sizes
             self.cache.clear()
             self.entered = context.lengths.clone()
         else:

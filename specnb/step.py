@@ -372,14 +372,19 @@ class Batch:
             self.captured[name] = Captured(lambda *given, name=name: getattr(own, name)(*given), lambda: own.bound.seen)
 
     def warm_up(self) -> None:
-        """Make steps on meaningless sequences, so that layers are compiled or steps captured."""
+        """Make steps on meaningless sequences, so that layers are compiled or steps captured.
+
+        Their tokens differ, because attention to equal ones would give the same with other positions.
+        """
         rows, state = len(self.state.rows), self.state
         self.clear([])
         zeros = torch.zeros(rows, 1, state.gamma, dtype=torch.float64)
-        self.enter(list(range(rows)), [[0, 0]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1)
+        self.enter(
+            list(range(rows)), [[0, 1 % self.vocab]] * rows, Uniforms(zeros, zeros, torch.zeros(rows, 1).double()), 1
+        )
         if self.on_host:
             for width in self.widths:
-                self.part("run_target")(torch.zeros(rows, width, dtype=torch.int64))
+                self.part("run_target")((torch.arange(width) % self.vocab).repeat(rows, 1))
         for size in (self.setup.slots,) if self.on_host else readable(self.setup.slots):
             self.bound.begin()
             self.bound.enter([size - state.gamma])

@@ -87,7 +87,15 @@ def kernels() -> str:
             seen = f"{(planted.verdict == 'deviates').sum()} of {len(planted)}" if len(planted) else "none tried"
             found = f"{max(row.resolution, row.total_variation):.2g}"
             rows.append([package, version, kernel, row.vocab, row.verdict, found, seen])
-    head = ["package", "version", "function", "vocabulary", "verdict", "total variation (exact: at most)", "planted errors"]
+    head = [
+        "package",
+        "version",
+        "function",
+        "vocabulary",
+        "verdict",
+        "total variation (exact: at most)",
+        "planted errors",
+    ]
     return markdown(head, rows)
 
 

@@ -293,6 +293,9 @@ def test_every_node_of_the_first_step_is_compared(parents: tuple[int, ...] | Non
     wrong = logits.clone()
     wrong[5] = torch.nan
     check.first_step(PROMPT, short, wrong, parents)
+    wrong[0] = logits[0].roll(1)  # nor does NaN at one place hide another
+    with pytest.raises(TypeError, match="in the first step"):
+        check.first_step(PROMPT, drafted, wrong, parents)
 
 
 def test_16_bits_without_memory_for_a_copy_are_a_warning_up_to_their_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,8 +339,12 @@ def test_a_model_whose_own_passes_differ_is_refused_in_16_bits(dtype: torch.dtyp
         Check(model.to(dtype), gamma=3).completion(PROMPT, TOKENS, own_log_probs(roomy(VOCAB, dtype=dtype), 2))
 
 
-def test_nan_is_left_to_the_loop() -> None:
-    Check(roomy(VOCAB), gamma=3).completion(PROMPT, TOKENS, torch.full((len(TOKENS),), torch.nan))
+def test_nan_is_left_to_the_loop_and_hides_nothing_else() -> None:
+    check, found = Check(roomy(VOCAB), gamma=3), torch.full((len(TOKENS),), torch.nan)
+    check.completion(PROMPT, TOKENS, found)
+    found[1] = -9
+    with pytest.raises(TypeError, match="in a completion"):
+        check.completion(PROMPT, TOKENS, found)
 
 
 # What is rounding, and what of a call is compared.

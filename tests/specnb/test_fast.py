@@ -17,7 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tiny import llama, neox, qwen2, roomy
 from torch import Tensor, nn
-from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    GraniteSWAConfig,
+    GraniteSWAForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+)
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from specnb import ModelDrafter, Sampler, Sampling, fast, generate
@@ -554,16 +561,41 @@ def test_layers_that_compute_otherwise_are_compiled_by_themselves(not_compiled: 
     assert private.compiled is not None
     assert private.compiled.kinds == [0, 1, 0]
 
-    class ByNumber(type(model.model.layers[2])):  # type: ignore[misc]
+    base: Any = type(model.model.layers[2])
+
+    class Scaled(base):  # type: ignore[misc]
         def forward(self, hidden: Tensor, *args: Any, **named: Any) -> Any:
             return super().forward(hidden * (1 + self.self_attn.layer_idx), *args, **named)
 
-    for part in model.model.layers:
-        part.__class__ = ByNumber
+    class WithoutPositions(base):  # type: ignore[misc]
+        def forward(self, hidden: Tensor, *args: Any, **named: Any) -> Any:
+            cos, sin = named["position_embeddings"]
+            named["position_embeddings"] = (cos, sin) if self.self_attn.layer_idx != 1 else (cos * 0 + 1, sin * 0)
+            return super().forward(hidden, *args, **named)
+
+    for by_number, kinds in ((Scaled, [0, 1, 2]), (WithoutPositions, [0, 1, 0])):
+        scaled = llama(8, dtype=torch.float64, layers=3)
+        for part in scaled.model.layers:
+            part.__class__ = by_number
+        sampler = Sampler(scaled, None, compile=True)
+        assert sampler.generate(PROMPTS, **ASKED).tokens == generate(scaled, PROMPTS, None, **ASKED).tokens
+        assert sampler.private.compiled is not None
+        assert sampler.private.compiled.kinds == kinds
+
+
+def test_code_is_of_the_arguments_that_a_layer_gets(not_compiled: list[Any]) -> None:
+    """GraniteSWA gives no position embeddings to layers without positions."""
+    sizes: dict[str, Any] = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 2}
+    config = GraniteSWAConfig(
+        vocab_size=8, num_key_value_heads=1, max_position_embeddings=128, layer_types=["full_attention"] * 3,
+        layer_rope_theta=[0, 10000.0, 0], bos_token_id=None, eos_token_id=None, pad_token_id=None, **sizes,
+    )  # fmt: skip
+    model = GraniteSWAForCausalLM(config).eval()
     sampler = Sampler(model, None, compile=True)
     assert sampler.generate(PROMPTS, **ASKED).tokens == generate(model, PROMPTS, None, **ASKED).tokens
     assert sampler.private.compiled is not None
-    assert sampler.private.compiled.kinds == [0, 1, 2]
+    assert sampler.private.compiled.kinds == [0, 0, 0]
+    assert len(not_compiled) == 2
 
 
 @pytest.mark.usefixtures("not_compiled")
