@@ -230,6 +230,8 @@ class Batch:
         state.enter(index, prompts, uniforms, max_new_tokens)
         self.bound.enter(map(len, prompts))
         some = None if len(rows) == len(state.rows) else index
+        if some is None and not self.begins:
+            self.runner.clear()  # an idle step may have left NaN
         self.runner.cache.keep_finite = False  # NaN of a prompt reaches every token
         prefill(self.runner, state.tokens, state.lengths, some)
         if self.drafter is not None:

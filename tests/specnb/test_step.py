@@ -39,6 +39,19 @@ def batch_of(drafter: Drafter | None) -> Batch:
 # The parts of a step.
 
 
+@pytest.mark.parametrize("drafter", [None, chain()])
+def test_what_an_idle_step_left_does_not_reach_the_prompts_of_all_rows(drafter: Drafter | None) -> None:
+    """On a device the host learns a step late that rows have ended."""
+    batch = batch_of(drafter)
+    batch.clear([])
+    for _ in range(2):
+        batch.enter([0, 1, 2], PROMPTS[:3], batch.uniforms_of(1, range(3), 5), 5)
+        batch.step()
+        assert not batch.state.fault.any()
+        for layer in batch.runner.cache.ragged:
+            layer.keys[:, :, -1] = layer.values[:, :, -1] = torch.nan
+
+
 @pytest.mark.parametrize(
     ("capturable", "in_parts", "captured"),
     [
