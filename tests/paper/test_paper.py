@@ -68,6 +68,7 @@ PLANTED: list[tuple[str, str, object]] = [
     ("06_every_tree", "different: A.4", 1),
     ("beam_speeds", "machine", "NVIDIA H200"),
     ("08_rules", "read", "abstract"),
+    ("verdicts_by_seed", "refuted", 1),
 ]
 HOLDS = "(((name, holds)) => (name, holds()))"
 
