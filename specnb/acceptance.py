@@ -158,10 +158,11 @@ def depth_sums(measured: Array) -> Array:
 
 def depth_rates(sums: Array) -> Array:
     """From sums of `depth_sums` `(..., 3 gamma)`: conditional rates (NaN if nothing is tested), marginal rates, and
-    accepted draft tokens per step `(..., 2 gamma + 1)`."""
+    accepted draft tokens per step `(..., 2 gamma + 1)` (NaN without any step)."""
     reached, tested, accepted = np.split(sums, 3, axis=-1)
     conditional = np.divide(accepted, tested, out=np.full_like(tested, np.nan), where=tested > 0)
-    of_reached = np.divide(accepted, reached, out=np.zeros_like(reached), where=reached > 0)
+    unknown = np.where(reached[..., :1] > 0, 0.0, np.nan)
+    of_reached = np.divide(accepted, reached, out=unknown + np.zeros_like(reached), where=reached > 0)
     marginal = of_reached.cumprod(axis=-1)
     return np.concatenate([conditional, marginal, marginal.sum(axis=-1, keepdims=True)], axis=-1)
 

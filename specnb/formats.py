@@ -105,11 +105,14 @@ def read_tensors(folder: Path) -> tuple[dict[str, Tensor], Path]:
     for file in files:
         if file.suffix == ".safetensors":
             with opened(file) as stored:
-                for name in tqdm(stored.keys(), desc=f"reading {file.name}", delay=SECONDS, leave=False):
-                    tensors[name] = stored.get_tensor(name)
+                names = tqdm(stored.keys(), desc=f"reading {file.name}", delay=SECONDS, leave=False)
+                read = {name: stored.get_tensor(name) for name in names}
         else:
             try:
-                tensors |= torch.load(file, map_location="cpu", weights_only=True)
+                read = torch.load(file, map_location="cpu", weights_only=True)
             except NO_TENSORS as error:
                 raise _unreadable(file) from error
+        if again := sorted(set(read) & set(tensors)):
+            raise ValueError(f"{file} has {', '.join(again[:3])}, which another file has, too; keep one of them")
+        tensors |= read
     return tensors, files[0]

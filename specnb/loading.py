@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +158,8 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
         If there is no such folder or model.
     ValueError
         For a dtype or device that is not there; for a draft, which `load_drafter` takes; for a file that is
-        cut off; for tensors that are missing, unknown or not finite; for a configuration that names
-        attention or experts of another package.
+        cut off; for tensors that are missing, unknown or not finite; for an adapter without peft; for a
+        configuration that names attention or experts of another package.
 
     Examples
     --------
@@ -175,6 +176,8 @@ def load_model(name: str | Path, device: str = "cpu", dtype: torch.dtype | str =
             f"the configuration of {str(name)!r} names {', '.join(others)}, which transformers may fetch and execute; "
             "take attn_implementation and experts_implementation out of its config.json"
         )
+    if (folder / "adapter_config.json").is_file() and find_spec("peft") is None:
+        raise ValueError(f"{str(name)!r} has an adapter, which transformers leaves out without peft; merge it first")
     bar = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

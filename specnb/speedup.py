@@ -40,7 +40,7 @@ class Speedup:
     seconds, tokens : (prompts, 2)
         Of whole calls, plain and speculative: medians over the rounds.
     predicted
-        Tokens per step over drafting + verification; None for heads and trees.
+        Emitted tokens per step over drafting + verification; None for heads and trees.
     parts
         Drafting and verification of a step in plain forward passes, measured apart.
     """
@@ -67,7 +67,7 @@ class Speedup:
         ]
         if self.predicted is not None:
             parts = ", ".join(f"{name} {cost:.2f}" for name, cost in self.parts.items())
-            lines.append(f"predicted    {self.predicted:8.2f}, from the tokens per step and {parts} plain passes")
+            lines.append(f"predicted    {self.predicted:8.2f}, from emitted tokens per step and {parts} plain passes")
         return "\n".join([*lines, self.conditions])
 
 
@@ -130,7 +130,8 @@ def measure_speedup(
     if model.device.type != "cpu":
         drafted[:] = samplers[1].gamma  # beside a CPU a step is as wide as the longest proposal
     parts = _parts(samplers[1], drafted, lists, max_new_tokens)
-    predicted = per_step / sum(parts.values()) if parts else None
+    emitted = float(np.concatenate([record.emitted[0] for record in records]).mean())  # fewer where a text ends
+    predicted = emitted / sum(parts.values()) if parts else None
     return Speedup(speedup, times, tokens, per_step, predicted, parts, measured_on(model.dtype, model.device))
 
 

@@ -49,7 +49,7 @@ def expected_tokens(alpha: ArrayLike, gamma: ArrayLike) -> Array:
     with np.errstate(divide="ignore", invalid="ignore"):
         # expm1 and log1p keep full precision where 1 - alpha is small.
         series = -np.expm1((gamma + 1) * np.log1p(alpha - 1)) / (1 - alpha)
-    return np.where(alpha == 1, gamma + 1, series)
+    return np.where((alpha == 1) | (gamma == 0), gamma + 1, series)
 
 
 def count_distribution(alpha: ArrayLike, gamma: int) -> Array:
@@ -103,7 +103,7 @@ def roofline(
         raise ValueError(f"ridge must be positive and overlap in [0, 1], got {ridge} and {overlap}")
 
     def time(tokens: ArrayLike, read: ArrayLike) -> Array:
-        arithmetic = np.asarray(batch) * np.asarray(tokens) / ridge
+        arithmetic = np.asarray(batch, dtype=np.float64) * np.asarray(tokens, dtype=np.float64) / ridge
         return np.asarray(read + arithmetic - overlap * np.minimum(read, arithmetic))
 
     return time(n, reading) / time(1, 1.0)
@@ -137,12 +137,16 @@ def optimal_gamma(
     alpha, c = np.broadcast_arrays(_alpha(alpha), _cost(c))
     gammas = np.arange(largest + 1)
     gains = walltime_improvement(alpha[..., None], gammas, c[..., None], verify_cost)
-    return gains.argmax(axis=-1)  # type: ignore[no-any-return]  # numpy returns Any
+    equal = gains >= gains.max(axis=-1, keepdims=True) * (1 - 1e-14)  # up to rounding
+    return equal.argmax(axis=-1)  # type: ignore[no-any-return]  # numpy returns Any
 
 
-def best_improvement(alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None) -> Array:
-    """The improvement at the optimal gamma; with v = 1 above 1 if and only if alpha > c (Corollary 3.9)."""
-    return walltime_improvement(alpha, optimal_gamma(alpha, c, verify_cost), c, verify_cost)
+def best_improvement(
+    alpha: ArrayLike, c: ArrayLike, verify_cost: VerifyCost | None = None, largest: int = LARGEST_GAMMA
+) -> Array:
+    """The improvement at the optimal gamma up to `largest`; with v = 1 above 1 if and only if alpha > c (Corollary
+    3.9)."""
+    return walltime_improvement(alpha, optimal_gamma(alpha, c, verify_cost, largest), c, verify_cost)
 
 
 def solve_alpha(tokens_per_step: float, gamma: int) -> float:

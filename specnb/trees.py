@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from specnb.distributions import normalise, one_hot
+from specnb.distributions import one_hot
 
 # From q `(..., vocab)` after a node and its children so far to the distribution of the next child,
 # 0 for no child
@@ -169,7 +169,8 @@ def distinct_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:
     remaining = q
     for tokens in earlier:
         remaining = remaining * (1 - one_hot(tokens, q.shape[-1], q.dtype))
-    return normalise(remaining).nan_to_num(0.0)
+    total = remaining.sum(dim=-1, keepdim=True)
+    return remaining / total.where(total != 0, 1)
 
 
 def top_children(q: Tensor, earlier: Sequence[Tensor]) -> Tensor:

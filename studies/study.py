@@ -105,12 +105,12 @@ def run(name: str, items: Sequence[str] = (), *, small: bool = False, out: Path 
     by = commit()
     place = out / "build" / "studies" / name / ("small" if small else by)
     parts = {item: place / f"{item}.csv" for item in every}
-    again = small or by.endswith("-dirty")  # what differs from the commit is not known
+    again = small or by == "unknown" or by.endswith("-dirty")  # what differs from the commit is not known
     missing = [item for item in items or every if again or not parts[item].exists()]
     for item in (bar := tqdm(missing, desc=name, unit="item")):
         bar.set_postfix_str(item)
         write(parts[item], pd.DataFrame(study.rows(item, **settings)).to_csv(index=False, lineterminator="\n"))
-    if not all(part.exists() for part in parts.values()):
+    if (again and len(missing) < len(parts)) or not all(part.exists() for part in parts.values()):
         return None
     table = pd.concat([pd.read_csv(part) for part in parts.values()], ignore_index=True)
     table = study.finish(table) if study.finish else table

@@ -331,8 +331,8 @@ def _require_row(row: Row) -> None:
             sums = sums.where(sums != 0, 1.0)  # nothing was drafted there
         if not bool(((sums - 1).abs() < SUM_TOLERANCE).all()):
             raise ValueError(f"a row of {name} does not sum to 1; give probabilities after standardisation, not logits")
-    if n and bool(row.p.min() < 0):
-        raise ValueError("p has a negative entry; give probabilities")
+        if n and bool(probs.min() < 0):
+            raise ValueError(f"{name} has a negative entry; give probabilities")
     if n and not (min(row.tokens) >= 0 and max(row.tokens) < row.p.shape[1]):
         raise ValueError(f"tokens go from {min(row.tokens)} to {max(row.tokens)} in a vocabulary of {row.p.shape[1]}")
     if row.steps is not None and (sum(row.steps) != n or min(row.steps, default=1) < 1):

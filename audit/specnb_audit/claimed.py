@@ -193,7 +193,7 @@ class CutoffGap(NamedTuple):
 
 def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
     """How far `token` is from those kept, by penalised and constrained `logits` `(vocab,)`; zeros if
-    it is kept."""
+    it is kept. One that is too improbable for a float is as far as its logit is from the largest."""
     now = logits.double()
     if sampling.temperature == 0:
         return CutoffGap(float((now.max() - now[token]).clamp_min(0)), 0.0)
@@ -215,6 +215,10 @@ def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
             gap = max(gap, temperature * (weakest - own))
             kept = now > weakest if name == "top-k" and own < weakest else now >= weakest
             now = _with(now.where(kept, -torch.inf), token, own)
+    if (
+        float(standardise(logits, Sampling(sampling.temperature))[token]) == 0
+    ):  # no filter removes it, but rounding to 0
+        gap = max(gap, float(logits.max() - logits[token]))
     return CutoffGap(gap, max(0.0, excess))
 
 

@@ -275,7 +275,9 @@ def fit_steps(
             "the lines contradict each other: more draft tokens took less time, or no time is left for a step"
         )
     level = off @ (1 / times) / (1 / times**2).sum()  # the cost of a step if it is the same at every gamma
-    costs = np.where(costs[:, 1:] < 0, np.stack([level, 0 * level], axis=1), np.maximum(costs, 0))
+    slope = off @ (gammas / times) / (gammas**2 / times**2).sum()  # and if nothing is fixed
+    costs = np.where(costs[:, :1] < 0, np.stack([0 * slope, slope], axis=1), costs)
+    costs = np.where(costs[:, 1:] < 0, np.stack([level, 0 * level], axis=1), costs)
     if plain is not None:
         costs *= np.exp(errors[:, :1])
 

@@ -394,11 +394,9 @@ def _by_token(
     row, step, depth = map(np.concatenate, zip((tests.row, tests.step, tests.depth), log.ends, strict=True))
     chance = np.stack([each[row, step, depth, 1] for each in found])
     possible = chance[0] > 0
-    weights = np.divide(chance, chance[0], out=np.ones_like(chance), where=possible)
-    weights = np.clip((1 - tolerance) * weights + tolerance, tolerance, 1 / tolerance)
-    weights[:, ~possible] = np.where(chance[:, ~possible] > 0, 1 / tolerance, 1.0)
-    of_text = np.log(weights).sum(axis=-1)
-    against = evidence(b, of_text, tests.accepted, tests.depth, tolerance)
+    against_each = np.stack([text_weights(chance, own, tolerance).sum(axis=-1) for own in range(len(chance))])
+    against = evidence(b, against_each, tests.accepted, tests.depth, tolerance)
+    of_text = text_weights(chance, 0, tolerance, bounded=False).sum(axis=-1)
     gains = log_likelihood(b, tests.accepted, tolerance) + of_text
     gains -= gains[0]
 
@@ -462,6 +460,18 @@ def log_likelihood(b: Array, accepted: NDArray[np.bool_], tolerance: float) -> A
     return total
 
 
+def text_weights(chance: Array, own: int, tolerance: float, bounded: bool = True) -> Array:
+    """The logarithm of what each token of the text says for each hypothesis against the one numbered `own`.
+
+    `chance` `(hypotheses, n)` has the probabilities of the tokens. Under `own` the mean of a factor, at
+    least `tolerance` and, if `bounded`, 1 / `tolerance` at most, is not above 1.
+    """
+    of_own = chance[own]
+    ratio = np.divide(chance, of_own, out=np.where(chance > 0, np.inf, 1.0), where=of_own > 0)
+    most = np.where(bounded | (of_own == 0), 1 / tolerance, np.inf)
+    return np.log(np.minimum((1 - tolerance) * ratio + tolerance, most))  # type: ignore[no-any-return]
+
+
 def evidence(
     b: Array, of_text: Array, accepted: NDArray[np.bool_], depth: NDArray[np.int64], tolerance: float
 ) -> Array:
@@ -471,8 +481,8 @@ def evidence(
     ----------
     b : (hypotheses, n)
         The probability that each draft token is accepted given the text's token.
-    of_text : (hypotheses,)
-        The logarithm of the text's probability relative to the target's.
+    of_text : (hypotheses, hypotheses)
+        The logarithm of the text's evidence against each for each, `text_weights`.
     accepted, depth : (n,)
         Whether it was, and its depth from 0.
 
@@ -488,7 +498,7 @@ def evidence(
     calibrated = np.array([(*moved, factor) for moved in product(MOVED, MOVED) for factor in FACTORS])
     moved = np.where(depth > 0, calibrated[:, 1, None], calibrated[:, 0, None])
     found = []
-    for own, weight in zip(b, of_text, strict=True):
+    for own, texts in zip(b, of_text, strict=True):
         low, high = (own - tolerance).clip(0, 1), (own + tolerance).clip(0, 1)
 
         def factors(r: Array, low: Array = low, high: Array = high) -> Array:
@@ -497,7 +507,7 @@ def evidence(
             total: Array = np.log(ratio).sum(axis=-1)
             return total
 
-        of_others = factors(bets) + of_text - weight
+        of_others = factors(bets) + texts
         log_odds = logit(own.clip(0.02, 0.98))
         of_self = [
             factors(expit(one[2] * log_odds + by).clip(edge, 1 - edge))

@@ -298,6 +298,7 @@ HALF = torch.full((2, 2), 0.5, dtype=torch.float64)
         (Row([0, 1], HALF, HALF * 1.5), "a row of q does not sum to 1"),
         (Row([0, 1], HALF, suspected=HALF * 1.0001), "a row of suspected does not sum to 1"),
         (Row([0, 0], torch.tensor([[1.5, -0.5]] * 2)), "p has a negative entry"),
+        (Row([0, 0], torch.tensor([[0.5, 0.5]] * 2), torch.tensor([[1.5, -0.5]] * 2)), "q has a negative entry"),
         (Row([0, 2], HALF), "tokens go from 0 to 2 in a vocabulary of 2"),
         (Row([0, 1], HALF, steps=[1]), "steps add up to 1 for 2 tokens"),
     ],

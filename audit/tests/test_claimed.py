@@ -75,6 +75,13 @@ def test_a_near_tie_at_top_k_is_no_gap_of_top_p() -> None:
     assert cutoff_gap(torch.tensor(p).log(), with_more, 5).mass > 0
 
 
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.5), Claimed(temperature=0.5, top_k=3)])
+def test_a_token_too_improbable_for_a_float_is_far_from_being_possible(sampling: Sampling) -> None:
+    logits = torch.tensor([0.0, -9.0, -90.0])
+    assert claimed_probs(logits, sampling).tolist()[2] == 0
+    assert [cutoff_gap(logits, sampling, token).logit for token in range(3)] == [0, 0, 90]
+
+
 @pytest.mark.parametrize(
     ("given", "order", "claimed"),
     [

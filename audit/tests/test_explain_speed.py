@@ -110,6 +110,12 @@ def test_the_interval_covers_the_cost_as_often_as_it_says() -> None:
     assert (held >= 180).all(), held
 
 
+def test_a_step_that_would_take_no_time_without_drafts_is_all_drafting() -> None:
+    found = fit_steps([(1, 1.9, 190 / 0.9), (4, 4.5, 450 / 3.9)], plain=100.0)  # 0.9 and 3.9 plain steps
+    assert found.fixed.value == 0 < found.fixed.high
+    assert found.per_token.value == pytest.approx((1 / 0.9 + 4 / 3.9) / (1 / 0.9**2 + 16 / 3.9**2))
+
+
 def test_steps_that_seem_to_become_cheaper_cost_the_same_at_every_gamma() -> None:
     found = fit_steps([(2, 2.2, 110.0), (4, 2.9, 147.9)], plain=100.0)  # 2.00 and 1.96 plain steps
     assert found.per_token.value == 0 < found.per_token.high

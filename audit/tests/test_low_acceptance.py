@@ -23,7 +23,7 @@ from specnb.trees import TokenTree
 from specnb_audit import explain_acceptance
 from specnb_audit.draft_mistakes import known_mistakes
 from specnb_audit.draft_replay import Log, Served, Text, _fates, replay
-from specnb_audit.low_acceptance import evidence
+from specnb_audit.low_acceptance import evidence, text_weights
 
 VOCAB, GAMMA = 7, 2
 
@@ -117,7 +117,7 @@ def test_the_replay_agrees_with_measured_acceptance(kind: str) -> None:
 
 def test_an_e_value_has_an_expectation_of_1_at_most_for_all_probabilities_that_a_hypothesis_allows() -> None:
     tolerance, b = 0.05, np.array([[0.0, 0.4, 0.97], [0.5, 0.9, 0.2], [1.0, 0.1, 0.5]])
-    of_text, depth = np.zeros(3), np.array([0, 1, 1])
+    of_text, depth = np.zeros((3, 3)), np.array([0, 1, 1])
     for ends in product((-tolerance, 0, tolerance), repeat=3):
         expectation = np.zeros(3)
         for outcome in product((False, True), repeat=3):
@@ -126,6 +126,17 @@ def test_an_e_value_has_an_expectation_of_1_at_most_for_all_probabilities_that_a
             p = (b + np.array(ends)).clip(0, 1)
             expectation += np.where(accepted, p, 1 - p).prod(axis=1) * e
         assert (expectation <= 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("tolerance", [0.01, 0.2])
+def test_the_text_is_no_evidence_against_the_hypothesis_that_wrote_it(tolerance: float) -> None:
+    """Whatever the given target, the first, says of it."""
+    given = [[0.001, 0.999, 0.0], [0.9, 0.1, 0.0], [0.1, 0.8, 0.1], [0.0, 0.0, 1.0], [0.7, 0.3, 0.0]]
+    chance = np.array(given)
+    for own, p in enumerate(chance):
+        factors = np.exp(text_weights(chance, own, tolerance))
+        assert (factors @ p <= 1 + 1e-12).all()
+        assert factors[own] @ p == pytest.approx(1)
 
 
 # Mistakes in the loop

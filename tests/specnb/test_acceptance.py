@@ -211,6 +211,12 @@ class Silent(ChainDrafter):
         return torch.zeros(len(context.tokens), VOCAB)
 
 
+def test_rates_without_a_step_are_unknown() -> None:
+    """Texts shorter than gamma have none, so that a resample of such texts says nothing."""
+    assert np.isnan(depth_rates(np.zeros((2, 6)))).all()
+    assert depth_rates(np.array([4.0, 0, 4, 0, 0, 0])).tolist()[2:] == [0.0, 0.0, 0.0]
+
+
 @pytest.mark.parametrize("rows", [1, FEWEST])
 def test_whatever_was_measured_can_be_printed(rows: int) -> None:
     """Intervals or not, one token or several, a drafter that proposes nothing."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,9 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "model.safetensors is cut off": cut,
     "pytorch_model.bin is cut off": cut_pickle,
     "pytorch_model.bin .* holds something else than tensors": trapped,
+    "model_ema.safetensors has .*, which another file has, too": lambda folder: shutil.copy(
+        folder / "model.safetensors", folder / "model_ema.safetensors"
+    ),
     "holds neither safetensors nor a pytorch_model.bin": lambda folder: (folder / "model.safetensors").unlink(),
 }
 

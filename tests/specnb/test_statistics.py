@@ -158,6 +158,8 @@ def test_errors_of_rounding_are_stated_as_bounds() -> None:
         lambda: over_rows(len, 7),
         lambda: goodness_of_fit([1, 2, 3], [0.5, 0.5]),
         lambda: goodness_of_fit([1, 2], [0.5, np.nan]),
+        lambda: goodness_of_fit([1, 2], [1.5, -0.5]),
+        lambda: goodness_of_fit([3, -2], [0.5, 0.5]),
     ],
 )
 def test_what_has_no_answer_is_refused(call: Callable[[], Any]) -> None:

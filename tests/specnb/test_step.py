@@ -25,6 +25,7 @@ from specnb.enumeration import step_distribution
 from specnb.rules import Outcome, Plan, PlannedRule, Rule
 from specnb.sampler import Sampler, generate
 from specnb.step import Batch, Setup
+from specnb.trees import SCHEMES
 
 TARGET = llama(dtype=torch.float64)
 
@@ -212,6 +213,15 @@ def test_a_model_that_produces_nan_is_reported(broken: str, sampling: Sampling, 
     for gamma in (0, 3) if broken == "target" else (3,):
         with pytest.raises(FloatingPointError, match=f"^the {broken} produced NaN"):
             generate(target, PROMPTS, draft, gamma=gamma, max_new_tokens=3, sampling=sampling, progress=False)
+
+
+def test_a_draft_that_produces_nan_is_reported_in_a_tree() -> None:
+    draft = llama(seed=2)
+    draft.lm_head.weight.data[1] = torch.nan
+    for scheme in SCHEMES[:2]:  # the third samples nothing
+        tree = TreeDrafter(draft, (-1, -1, 0), SHARP, scheme)
+        with pytest.raises(FloatingPointError, match=r"^the draft produced NaN"):
+            generate(llama(), PROMPTS, tree, max_new_tokens=3, sampling=SHARP, progress=False)
 
 
 @pytest.mark.parametrize("parents", [None, (-1, 0, -1)], ids=["chain", "tree"])

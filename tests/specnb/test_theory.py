@@ -101,6 +101,7 @@ def test_roofline_without_overlap_and_with_full_overlap(n: int, batch: int, ridg
 
 
 def test_roofline_at_its_limits() -> None:
+    assert theory.roofline(np.uint8(5), 150, batch=np.uint8(60)) == theory.roofline(5, 150, batch=60)
     assert theory.roofline([1, 5, 17], np.inf, batch=8).tolist() == [1, 1, 1]  # Theorem 3.8
     assert theory.roofline(1, [1, 150], batch=[[1], [300]], overlap=0.5).tolist() == [[1, 1], [1, 1]]
     # Twice the weights: twice the time if arithmetic is free, and none of it shows beyond the ridge.
@@ -124,9 +125,12 @@ def test_optimal_gamma_against_trying_them_all(alpha: float, c: float, slope: fl
 
 
 def test_optimal_gamma_is_the_least_of_equals_and_at_most_the_largest() -> None:
-    assert theory.optimal_gamma(0.25, 0.25) == 0  # gamma = 1 gives 1 as well
+    equal = np.arange(1, 100) / 100
+    assert not theory.optimal_gamma(equal, equal).any()  # gamma = 1 gives 1 as well
+    assert (theory.best_improvement(equal, equal) == 1).all()
     assert theory.optimal_gamma(1, [0, 0.5, 0.99]).tolist() == [theory.LARGEST_GAMMA] * 3
     assert theory.optimal_gamma(1, 0.5, largest=7) == 7
+    assert theory.best_improvement(1, 0, largest=7) == 8
 
 
 # Arrays and bad input

@@ -63,6 +63,17 @@ def test_an_interrupted_run_goes_on_and_another_commit_begins_anew(
     assert made.asked[2:] == [("a", 2), ("b", 2)]
 
 
+@pytest.mark.parametrize("code", ["c0ffee-dirty", "unknown"])
+def test_rows_of_code_that_is_not_known_are_measured_together(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    monkeypatch.setattr(study, "commit", lambda: code)
+    for _ in range(2):
+        assert run("it", out=tmp_path) is not None
+    assert run("it", ["a"], out=tmp_path) is None
+    assert made.asked == [("a", 2), ("b", 2)] * 2 + [("a", 2)]
+
+
 def test_a_small_run_is_apart_from_committed_tables(made: Made, tmp_path: Path) -> None:
     for _ in range(2):
         assert run("it", small=True, out=tmp_path) == tmp_path / "build" / "small" / "it.csv"
