@@ -56,13 +56,13 @@ def test_the_guide_on_speed_quotes_the_tables() -> None:
         return f"{row['median error']:.0%}", f"{row['worst error']:.0%}"
 
     median, worst = both(overall.loc["predict"])
-    assert f"Of {overall.n.max():.0f} published cases the median error is {median}, the worst {worst};" in text
+    assert f"Of {overall.n.max():.0f} published cases the median error is {median}, the worst {worst}." in text
     for name in ("second", "third", "fourth"):
         line = sets.loc[f"{name} set, as first predicted"]
         median, worst = both(line)
-        assert re.search(rf"\b{line.n:.0f} (were off |more )?by {median} and {worst}", text)
+        assert re.search(rf"\b{line.n:.0f}( cases| more)?, (median error )?{median}(, worst| and) {worst}", text)
     median, worst = both(overall.loc["one constant"])
-    assert f"One constant for all is off by {median} and {worst}." in text
+    assert f"One constant for all is off by {median} in the median and {worst} at worst." in text
 
 
 def test_the_guide_on_speed_prints_what_the_functions_print() -> None:
