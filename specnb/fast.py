@@ -419,14 +419,16 @@ def _run_layer(
     return module(hidden, *args, **named)
 
 
+PLAIN = frozenset((bool, int, float, str, type(None)))
+
+
 def _described(given: Any) -> Any:
-    if isinstance(given, dict):
-        return tuple((name, _described(value)) for name, value in given.items())
-    if isinstance(given, list | tuple):
+    kind = type(given)
+    if kind is dict:
+        return tuple(given), tuple(map(_described, given.values()))
+    if kind in (list, tuple):
         return tuple(map(_described, given))
-    if isinstance(given, Tensor):
-        return given.dtype, given.dim()
-    return given if isinstance(given, bool | int | float | str | type(None)) else type(given)
+    return given if kind in PLAIN else kind
 
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"} | {"layer_idx"}
