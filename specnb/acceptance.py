@@ -161,8 +161,8 @@ def depth_rates(sums: Array) -> Array:
     accepted draft tokens per step `(..., 2 gamma + 1)` (NaN without any step)."""
     reached, tested, accepted = np.split(sums, 3, axis=-1)
     conditional = np.divide(accepted, tested, out=np.full_like(tested, np.nan), where=tested > 0)
-    unknown = np.where(reached[..., :1] > 0, 0.0, np.nan)
-    of_reached = np.divide(accepted, reached, out=unknown + np.zeros_like(reached), where=reached > 0)
+    without = np.where(reached[..., :1] > 0, np.zeros_like(reached), np.nan)
+    of_reached = np.divide(accepted, reached, out=without, where=reached > 0)
     marginal = of_reached.cumprod(axis=-1)
     return np.concatenate([conditional, marginal, marginal.sum(axis=-1, keepdims=True)], axis=-1)
 

@@ -381,12 +381,12 @@ class CompiledLayers:
         kind = self.kinds[number]
         on_host = hidden.device.type == "cpu"
         # Code has in it what is no tensor among the arguments, which a model may give to some of its layers only.
-        key = (kind, hidden.shape, cache.capacity, None if on_host else cache.seen, _described(given))
+        key = (kind, hidden.shape, cache.capacity, _plain(given, type), None if on_host else cache.seen)
         if key not in self.ready and on_host and cache.seen == cache.capacity:
             # Code for any number of slots cannot be compiled from a pass that reads all of them.
-            key = (*key[:3], cache.seen, key[4])
+            key = (*key[:-1], cache.seen)
         if key not in self.ready:
-            if key[3] is None:
+            if key[-1] is None:
                 torch._dynamo.mark_dynamic(given[masks[0]], 3)
             self.ready[key] = compiled_once(partial(_run_layer, caches[0], masks[0]), on_host)
         with warnings.catch_warnings():
@@ -419,18 +419,7 @@ def _run_layer(
     return module(hidden, *args, **named)
 
 
-PLAIN = frozenset((bool, int, float, str, type(None)))
-
-
-def _described(given: Any) -> Any:
-    kind = type(given)
-    if kind is dict:
-        return tuple(given), tuple(map(_described, given.values()))
-    if kind in (list, tuple):
-        return tuple(map(_described, given))
-    return given if kind in PLAIN else kind
-
-
+PLAIN = (bool, int, float, str, type(None))
 OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"} | {"layer_idx"}
 
 
@@ -445,12 +434,13 @@ def _kind(layer: nn.Module) -> list[Any]:
     return parts
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+def _plain(value: Any, other: Callable[[Any], Any] = id) -> Any:
+    """`value` as something that can be compared and hashed; what is not made of plain values by `other`."""
+    if isinstance(value, (list, tuple)):
+        return tuple(_plain(each, other) for each in value)
     if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    return value if isinstance(value, bool | int | float | str | type(None)) else id(value)
+        return tuple((key, _plain(each, other)) for key, each in value.items())
+    return value if isinstance(value, PLAIN) else other(value)
 
 
 def compiled_once(function: Callable[..., Any], on_host: bool) -> Callable[..., Any]:

@@ -144,7 +144,12 @@ def goodness_of_fit(counts: ArrayLike, probs: ArrayLike, fitted: int = 0) -> Fit
     """
     observed, probs = np.asarray(counts, dtype=np.float64).ravel(), np.asarray(probs, dtype=np.float64).ravel()
     n = observed.sum()
-    if observed.shape != probs.shape or n == 0 or not abs(probs.sum() - 1) < 1e-4 or min(*observed, *probs) < 0:
+    if (
+        observed.shape != probs.shape
+        or n == 0
+        or not abs(probs.sum() - 1) < 1e-4
+        or np.minimum(observed, probs).min() < 0
+    ):
         raise ValueError(
             f"{len(observed)} counts of sum {n:g}, but {len(probs)} probs of sum {probs.sum():g}, or below 0"
         )

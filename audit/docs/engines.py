@@ -87,15 +87,8 @@ def kernels() -> str:
             seen = f"{(planted.verdict == 'deviates').sum()} of {len(planted)}" if len(planted) else "none tried"
             found = f"{max(row.resolution, row.total_variation):.2g}"
             rows.append([package, version, kernel, row.vocab, row.verdict, found, seen])
-    head = [
-        "package",
-        "version",
-        "function",
-        "vocabulary",
-        "verdict",
-        "total variation (exact: at most)",
-        "planted errors",
-    ]
+    size = "total variation (exact: at most)"
+    head = ["package", "version", "function", "vocabulary", "verdict", size, "planted errors"]
     return markdown(head, rows)
 
 

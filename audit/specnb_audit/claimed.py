@@ -215,9 +215,8 @@ def cutoff_gap(logits: Tensor, sampling: Sampling, token: int) -> CutoffGap:
             gap = max(gap, temperature * (weakest - own))
             kept = now > weakest if name == "top-k" and own < weakest else now >= weakest
             now = _with(now.where(kept, -torch.inf), token, own)
-    if (
-        float(standardise(logits, Sampling(sampling.temperature))[token]) == 0
-    ):  # no filter removes it, but rounding to 0
+    unfiltered = standardise(logits, Sampling(sampling.temperature))
+    if unfiltered[token] == 0:  # in floats
         gap = max(gap, float(logits.max() - logits[token]))
     return CutoffGap(gap, max(0.0, excess))
 
